@@ -1,0 +1,183 @@
+"""Chunked evaluation of a loss on hidden states: [tokens, vocabulary] is never whole in memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparseformer.kernels.sparse_loss.products import DENSE_COST_SHARE
+from sparseformer.kernels.sparse_loss.reference import RowLoss, entmax_kept, truncated_kept
+from sparseformer.kernels.sparse_loss.rules import Rule
+from sparseformer.kernels.sparse_loss.selection import pad_rows, reachable, top_k
+from sparseformer.kernels.sparse_loss.targets import Targets
+
+# Up to this many logits are computed at once, and the gradient's coefficients kept.
+WHOLE_LOGITS = 2**24
+# Else the logits come in tiles of this many: 16 MiB in float32.
+TILE_LOGITS = 2**22
+TILE_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output projection: `z = cap tanh((h W^T + b) / cap)`, without a cap `h W^T + b`."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+    softcap: float | None
+    dtype: torch.dtype  # of the scores
+
+    def scores(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return the logits [n, stop - start] of hidden states [n, D] for classes start to stop."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        scores = F.linear(hidden, self.weight[start:stop], bias).to(self.dtype)
+        if self.softcap is None:
+            return scores
+        scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        # An excluded class stays excluded, though the cap of -inf is finite.
+        return scores if bias is None else scores.masked_fill_(bias == -torch.inf, -torch.inf)
+
+    def through_cap(self, coefficients: Tensor, scores: Tensor) -> Tensor:
+        """Return the coefficients on capped scores as coefficients on what the cap is put on."""
+        if self.softcap is None:
+            return coefficients
+        slope = 1.0 - (scores / self.softcap).square()
+        return coefficients * slope.masked_fill(scores == -torch.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the logits are cut: all at once, or tiles of tokens by classes."""
+
+    whole: bool
+    tokens: int
+    classes: int
+    row_tokens: int  # tokens of a tile that has every class
+
+    @classmethod
+    def choose(cls, num_tokens: int, num_classes: int, chunk_size: int | None) -> "Tiling":
+        """Return tiles of chunk_size tokens, or of a size that is quick and small."""
+        whole = chunk_size is None and num_tokens * num_classes <= WHOLE_LOGITS
+        if whole:
+            return cls(True, max(num_tokens, 1), num_classes, max(num_tokens, 1))
+        row_tokens = max(TILE_LOGITS // num_classes, 1)
+        tokens = max(TILE_TOKENS, row_tokens) if chunk_size is None else chunk_size
+        classes = min(max(TILE_LOGITS // tokens, 1), num_classes)
+        return cls(False, tokens, classes, min(tokens, row_tokens))
+
+
+def spans(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield consecutive (start, stop) of at most `size`."""
+    for first in range(start, stop, size):
+        yield first, min(first + size, stop)
+
+
+@dataclass(frozen=True)
+class LinearRows:
+    """The rows of one call that count, and how to evaluate spans of them."""
+
+    hidden: Tensor  # [n, D]
+    head: Head
+    targets: Targets
+    alpha: Tensor | None  # [], [n]
+    rows: Tensor | None  # [n] places in the flat batch; None: all of it
+    rule: Rule
+    tiling: Tiling
+    needs_slope: bool
+
+    def results(self) -> Iterator[tuple[int, int, RowLoss]]:
+        """Yield the loss of consecutive spans of rows."""
+        for start, stop in spans(0, self.hidden.shape[0], self.tiling.tokens):
+            result = self._tiled(start, stop)
+            if result is not None:
+                yield start, stop, result
+                continue
+            for first, last in spans(start, stop, self.tiling.row_tokens):
+                yield first, last, self.evaluate(first, last)
+
+    def evaluate(self, start: int, stop: int) -> RowLoss:
+        """Return the loss of a span from all of its logits at once."""
+        scores = self.head.scores(self.hidden[start:stop], 0, self.head.weight.shape[0])
+        top = scores.amax(-1)
+        self._refuse(scores, top, start, 0)
+        return self.rule.evaluate(
+            scores, top, self.targets.slice(start, stop), self._alpha(start, stop), self.needs_slope
+        )
+
+    def _tiled(self, start: int, stop: int) -> RowLoss | None:
+        """Return the loss of a span class tile by class tile; None where that can't be."""
+        num_classes = self.head.weight.shape[0]
+        if self.tiling.classes >= num_classes:
+            return None
+        truncation = self.rule.truncation
+        if truncation is None:
+            return None if self.rule.label_smoothing > 0 else self._entmax_tiled(start, stop)
+        if truncation.k is None or truncation.k * DENSE_COST_SHARE > num_classes:
+            return None
+        return self._top_k_tiled(start, stop, truncation.k)
+
+    def _top_k_tiled(self, start: int, stop: int, k: int) -> RowLoss:
+        targets = self.targets.slice(start, stop)
+        target_scores = self._no_scores(stop - start)
+        kept = self.hidden.new_empty(stop - start, 0, dtype=self.head.dtype)
+        columns = torch.empty(kept.shape, dtype=torch.int64, device=kept.device)
+        for first, scores in self._tiles(start, stop):
+            _read_targets(target_scores, scores, first, targets)
+            values, places = top_k(scores, k)
+            self._refuse(scores, values.amax(-1), start, first)
+            # Both parts are in order of class, so ties still go to the lowest.
+            kept, order = top_k(torch.cat([kept, values], -1), k)
+            columns = torch.cat([columns, places + first], -1).gather(-1, order)
+        return truncated_kept(kept, columns, kept.amax(-1), targets, target_scores)
+
+    def _entmax_tiled(self, start: int, stop: int) -> RowLoss | None:
+        """Collect what is above the running max - 1/eps; None if that is a wide share of rows."""
+        targets, alpha = self.targets.slice(start, stop), self._alpha(start, stop)
+        num_rows, limit = stop - start, TILE_LOGITS // DENSE_COST_SHARE
+        target_scores, top = self._no_scores(num_rows), self._no_scores(num_rows)
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for first, scores in self._tiles(start, stop):
+            _read_targets(target_scores, scores, first, targets)
+            tile_top = scores.amax(-1)
+            self._refuse(scores, tile_top, start, first)
+            top = torch.maximum(top, tile_top)
+            rows, places = (scores > reachable(top, alpha)).nonzero(as_tuple=True)
+            parts.append((rows, places + first, scores[rows, places]))
+            limit -= rows.numel()
+            if limit < 0:
+                return None
+        rows, columns, values = (torch.cat(part) for part in zip(*parts, strict=True))
+        floor = reachable(top, alpha).expand(num_rows, 1)
+        inside = (values > floor[rows, 0]).nonzero()[:, 0]
+        inside = inside[rows[inside].argsort(stable=True)]
+        rows, columns, values = rows[inside], columns[inside], values[inside]
+        widest = int(torch.bincount(rows, minlength=num_rows).max())
+        if widest * num_rows > TILE_LOGITS:
+            return None
+        kept, columns = pad_rows(rows, columns, values, num_rows)
+        return entmax_kept(kept, columns, top, targets, target_scores, alpha, self.needs_slope)
+
+    def _tiles(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        hidden = self.hidden[start:stop]
+        for first, last in spans(0, self.head.weight.shape[0], self.tiling.classes):
+            yield first, self.head.scores(hidden, first, last)
+
+    def _alpha(self, start: int, stop: int) -> float | Tensor:
+        return self.rule.alpha_of(self.alpha, None, start, stop)
+
+    def _no_scores(self, num_rows: int) -> Tensor:
+        return self.hidden.new_full((num_rows,), -torch.inf, dtype=self.head.dtype)
+
+    def _refuse(self, scores: Tensor, top: Tensor, first_row: int, first_class: int) -> None:
+        source = "input, linear_weight and linear_bias"
+        self.rule.refuse_bad_logits(scores, top, self.rows, source, first_row, first_class)
+
+
+def _read_targets(target_scores: Tensor, scores: Tensor, first: int, targets: Targets) -> None:
+    """Write the scores of the targets that this tile of classes holds."""
+    assert targets.ids is not None
+    places = targets.ids - first
+    rows = ((places >= 0) & (places < scores.shape[-1])).nonzero()[:, 0]
+    target_scores[rows] = scores[rows, places[rows]]

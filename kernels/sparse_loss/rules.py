@@ -1,0 +1,111 @@
+"""One loss as a value: which rows-to-loss map, its settings, and what alpha is for which rows."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparseformer.kernels.sparse_loss.reference import (
+    RowLoss,
+    Truncation,
+    entmax_rows,
+    truncated_rows,
+)
+from sparseformer.kernels.sparse_loss.targets import Targets
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an autograd Function needs to know beside its tensors.
+
+    Attributes:
+        name: the public function, for error messages.
+        shape: leading shape of the batch, for the positions in error messages.
+        truncation: kept logits of a truncated cross-entropy; None for entmax losses.
+        alpha: of an entmax loss, unless a tensor is given.
+        label_smoothing: share of the target's mass that is spread.
+        softcap: bound of the logits of a linear loss, or None.
+        chunk_size: tokens of a tile of a linear loss, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    truncation: Truncation | None = None
+    alpha: float = 1.0
+    label_smoothing: float = 0.0
+    softcap: float | None = None
+    chunk_size: int | None = None
+
+    def evaluate(
+        self,
+        scores: Tensor,
+        top: Tensor,
+        targets: Targets,
+        alpha: float | Tensor,
+        needs_slope: bool = False,
+    ) -> RowLoss:
+        """Return the loss of rows of scores [n, V] and its gradient."""
+        if self.truncation is not None:
+            return truncated_rows(scores, top, targets, self.truncation)
+        return entmax_rows(scores, top, targets, alpha, needs_slope)
+
+    def targets(
+        self, target: Tensor, weight: Tensor | None, rows: Tensor | None, like: Tensor
+    ) -> Targets:
+        """Return the targets of the chosen rows, in the dtype that `like` has."""
+        chosen = target if rows is None else target[rows]
+        weight = None if weight is None else weight.to(like.dtype)
+        if target.is_floating_point():
+            chosen = chosen.to(like.dtype)
+            return Targets.from_distributions(chosen, self.label_smoothing, weight)
+        return Targets.from_ids(chosen, self.label_smoothing, weight, like)
+
+    def alpha_of(
+        self, alpha: Tensor | None, rows: Tensor | None, start: int, stop: int
+    ) -> float | Tensor:
+        """Return alpha of chosen rows start to stop: a float, or a tensor [1, 1] or [n, 1]."""
+        if alpha is None:
+            return self.alpha
+        if alpha.ndim == 0:
+            return alpha.view(1, 1)
+        return (alpha if rows is None else alpha[rows])[start:stop, None]
+
+    def refuse_bad_logits(
+        self,
+        scores: Tensor,
+        top: Tensor,
+        rows: Tensor | None,
+        source: str,
+        first_row: int = 0,
+        first_class: int = 0,
+    ) -> None:
+        """Raise for the first row whose maximum is NaN or +inf.
+
+        Args:
+            scores: [n, m] logits of the chosen rows from first_row, classes from first_class.
+            top: [n] row maxima.
+            rows: places of the chosen rows in the flat batch; None where all are chosen.
+            source: where such a value may come from.
+            first_row: number of chosen rows before these.
+            first_class: number of classes before these.
+        """
+        bad = ~(top < torch.inf)
+        if not bool(bad.any()):
+            return
+        row = int(bad.nonzero()[0, 0])
+        column = int((~(scores[row] < torch.inf)).nonzero()[0, 0])
+        index = first_row + row if rows is None else int(rows[first_row + row])
+        raise ValueError(
+            f"{self.name}: the logit at position {unravel(index, self.shape)}, class "
+            f"{first_class + column}, is {float(scores[row, column])}, but logits are finite or "
+            f"-inf (an excluded class); look for the cause in {source}."
+        )
+
+
+def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the position in `shape` of an index into the flat batch."""
+    position: list[int] = []
+    for size in reversed(shape):
+        position.append(index % size)
+        index //= size
+    return tuple(reversed(position))

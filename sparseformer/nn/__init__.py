@@ -1,0 +1,37 @@
+"""Modules: sparse mappings, sparse losses, attention, positions and transformers."""
+
+from sparseformer.nn.attention import MultiheadAttention
+from sparseformer.nn.cache import DecoderCache
+from sparseformer.nn.layers import FeedForward
+from sparseformer.nn.mappings import (
+    AdaptiveAlpha,
+    Entmax,
+    Entmax15,
+    Sparsemax,
+    TaylorSoftmax,
+    TopkSoftmax,
+    ToppSoftmax,
+)
+from sparseformer.nn.recording import record_attention
+from sparseformer.nn.stacks import Memory, TransformerDecoder, TransformerEncoder
+from sparseformer.nn.transformer import AttentionChoice, Seq2SeqTransformer, alpha_parameters
+
+__all__ = [
+    "AdaptiveAlpha",
+    "AttentionChoice",
+    "DecoderCache",
+    "Entmax",
+    "Entmax15",
+    "FeedForward",
+    "Memory",
+    "MultiheadAttention",
+    "Seq2SeqTransformer",
+    "Sparsemax",
+    "TaylorSoftmax",
+    "TopkSoftmax",
+    "ToppSoftmax",
+    "TransformerDecoder",
+    "TransformerEncoder",
+    "alpha_parameters",
+    "record_attention",
+]

@@ -1,0 +1,182 @@
+"""What a run needs before its first step: folder, data, tokenizer, starting weights."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from sparseformer.arguments import dump_toml, load_run_config
+from sparseformer.config import Config
+from sparseformer.data import (
+    EncodedPairs,
+    PairDataset,
+    Tokenizer,
+    build_tokenizer,
+    encode_pairs,
+    load_dataset,
+)
+from sparseformer.errors import CheckpointError, ConfigError, DataError
+from sparseformer.nn import Seq2SeqTransformer
+from sparseformer.training.checkpoint import (
+    Checkpoint,
+    differences,
+    load_model_weights,
+    lock_run,
+    write_atomic,
+)
+
+# the parts of [model] that fix the names and shapes of the weights
+_SHAPE_FIELDS = (
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "ffn_dim",
+    "encoder_layers",
+    "decoder_layers",
+    "activation",
+    "norm",
+    "norm_position",
+    "positions",
+    "max_positions",
+    "tie_embeddings",
+)
+
+
+class Workspace(NamedTuple):
+    """The data of a run, as text and as ids."""
+
+    dataset: PairDataset
+    tokenizer: Tokenizer
+    train: EncodedPairs
+    validation: EncodedPairs
+    test: EncodedPairs
+
+
+@contextmanager
+def open_run_folder(config: Config) -> Iterator[Path]:
+    """Create or reopen the run folder, and keep a second process out of it.
+
+    Raises:
+        ConfigError: the folder can't be written, holds something else than a run, or is in use.
+    """
+    run_dir = config.run_dir
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        foreign = not (run_dir / "config.toml").exists() and any(run_dir.iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"Can't use the run folder {run_dir}: {error.strerror}; "
+            "choose another with --runs-dir or --name."
+        ) from error
+    if foreign:
+        raise ConfigError(
+            f"The folder {run_dir} is not empty and holds no config.toml of a run; "
+            "choose another with --name."
+        )
+    with lock_run(run_dir):
+        yield run_dir
+
+
+def with_initial_shape(config: Config, console: Console) -> Config:
+    """Give a fine-tuning run the model shape of the run that it starts from."""
+    if config.init_from is None:
+        return config
+    source = load_run_config(Path(config.init_from) / "config.toml")
+    shape = {name: getattr(source.model, name) for name in _SHAPE_FIELDS}
+    for name, value in shape.items():
+        if value != getattr(config.model, name):
+            console.print(f"init    model.{name} is {value}, as in {config.init_from}")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **shape))
+
+
+def initialize_from(init_from: str, model: Seq2SeqTransformer, console: Console) -> None:
+    """Start from the best weights of another run; alphas it hasn't learned start at --model.alpha.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint, or its weights don't fit.
+    """
+    folder = load_model_weights(init_from, model, prefix="model.", optional=_is_alpha)
+    console.print(f"init    weights from {folder}")
+
+
+def _is_alpha(name: str) -> bool:
+    return ".alpha." in name
+
+
+def load_workspace(
+    config: Config, run_dir: Path, checkpoint: Checkpoint | None, console: Console
+) -> Workspace:
+    """Load the data and the tokenizer, and say what they are.
+
+    Raises:
+        DataError: the data or the tokenizer are not those that the checkpoint was trained with.
+    """
+    dataset = load_dataset(config.data, config.seed)
+    tokenizer = _load_tokenizer(config, run_dir, checkpoint, dataset)
+    if checkpoint is not None:
+        _check_same_data(config, checkpoint, dataset, tokenizer)
+    limits = (config.data.max_source_length, config.data.max_target_length)
+    train, validation, test = (
+        encode_pairs(pairs, tokenizer, *limits, config.data.source_prefix)
+        for pairs in (dataset.train, dataset.validation, dataset.test)
+    )
+    cut_src = sum(split.truncated_src for split in (train, validation, test))
+    cut_tgt = sum(split.truncated_tgt for split in (train, validation, test))
+    console.print(
+        f"data    {dataset.name}: {len(train.src):,} training, {len(validation.src):,} "
+        f"validation, {len(test.src):,} test pairs, content {dataset.content_hash[:12]}"
+    )
+    for reason, rejection in dataset.rejected.items():
+        console.print(f"        left out: {rejection.count:,} rows, {reason}")
+    console.print(
+        f"tokens  vocabulary {tokenizer.vocab_size:,}; cut to length: {cut_src:,} sources "
+        f"(limit {limits[0]}) and {cut_tgt:,} targets (limit {limits[1]})"
+    )
+    return Workspace(dataset, tokenizer, train, validation, test)
+
+
+def write_config(
+    config: Config, run_dir: Path, checkpoint: Checkpoint | None, console: Console
+) -> None:
+    """Write config.toml; on resuming, say first what differs from the saved settings."""
+    resolved = dataclasses.asdict(config)
+    if checkpoint is not None:
+        for line in differences(checkpoint.state["config"], resolved):
+            console.print(f"changed {line}")
+    write_atomic(run_dir / "config.toml", dump_toml(config))
+
+
+def _load_tokenizer(
+    config: Config, run_dir: Path, checkpoint: Checkpoint | None, dataset: PairDataset
+) -> Tokenizer:
+    own_path = run_dir / "tokenizer.json"
+    if checkpoint is not None:
+        return Tokenizer.load(own_path)
+    if config.init_from is None:
+        tokenizer = build_tokenizer(config.data, dataset)
+    else:
+        tokenizer = Tokenizer.load(Path(config.init_from) / "tokenizer.json")
+    tokenizer.save(own_path)
+    return tokenizer
+
+
+def _check_same_data(
+    config: Config, checkpoint: Checkpoint, dataset: PairDataset, tokenizer: Tokenizer
+) -> None:
+    if tokenizer.content_hash != checkpoint.state["tokenizer_hash"]:
+        raise CheckpointError(
+            f"The tokenizer.json in {config.run_dir} has the hash {tokenizer.content_hash[:12]}, "
+            f"but step {checkpoint.step} was trained with that of hash "
+            f"{checkpoint.state['tokenizer_hash'][:12]}; put the old file back, or "
+            "start another run with --name."
+        )
+    old_hash = checkpoint.state["data_hash"]
+    if dataset.content_hash != old_hash and not config.allow_changed_data:
+        raise DataError(
+            f"The data have the hash {dataset.content_hash[:12]}, but step {checkpoint.step} was "
+            f"trained on {old_hash[:12]}; go on with --allow-changed-data, or start another run "
+            "with --name."
+        )
