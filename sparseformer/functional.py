@@ -6,7 +6,9 @@ from sparseformer.kernels.entmax_attention import (
     entmax_attention,
     entmax_attention_with_stats,
     topk_attention,
+    topk_attention_with_stats,
     topp_attention,
+    topp_attention_with_stats,
 )
 from sparseformer.kernels.softmax_variants import taylor_softmax, topk_softmax, topp_softmax
 from sparseformer.kernels.sparse_loss import (
@@ -37,7 +39,9 @@ __all__ = [
     "sparsemax_loss",
     "taylor_softmax",
     "topk_attention",
+    "topk_attention_with_stats",
     "topk_softmax",
     "topp_attention",
+    "topp_attention_with_stats",
     "topp_softmax",
 ]

@@ -86,6 +86,8 @@ def _entmax(
     scores = prepare_scores(name, x, dim, temperature)
     if isinstance(alpha, Tensor):
         alpha = per_row(name, "alpha", alpha, x, dim, least=1.0)
-    elif not 1.0 <= alpha < math.inf:
-        raise ValueError(f"{name} needs a finite alpha of 1 or more, got {alpha}.")
+    else:
+        alpha = float(alpha)
+        if not 1.0 <= alpha < math.inf:
+            raise ValueError(f"{name} needs a finite alpha of 1 or more, got {alpha}.")
     return restore(EntmaxFunction.apply(scores, alpha), x, dim)

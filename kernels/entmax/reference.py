@@ -1,6 +1,7 @@
 """Entmax in plain PyTorch: the threshold, the probabilities and the terms of the gradients."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from sparseformer.kernels.entmax.solver import (
     MAX_STEPS,
     Eps,
+    block_maximum,
     block_probabilities,
     block_threshold,
     powers,
@@ -19,6 +21,14 @@ from sparseformer.kernels.entmax.steep import solve_steep
 
 # Up to here (exp(y) - 1 - y) / y**2 is summed as a series; beyond it the quotient keeps its digits.
 _SERIES_END = 0.3
+
+
+class SolvedRows(NamedTuple):
+    """Probabilities of rows, and what they can be computed from again."""
+
+    probs: Tensor  # [..., n]
+    maximum: Tensor  # [..., 1], of the scores
+    threshold: Tensor  # [..., 1], t of the scores minus maximum
 
 
 def solve_threshold(scores: Tensor, alpha: float | Tensor, *, max_steps: int = MAX_STEPS) -> Tensor:
@@ -36,42 +46,73 @@ def solve_threshold(scores: Tensor, alpha: float | Tensor, *, max_steps: int = M
     Returns:
         [..., 1], in the dtype of scores; 0 for a row without a finite score.
     """
-    rows, eps = _as_rows(scores.detach(), alpha)
     shape = (*scores.shape[:-1], 1)
-    if rows.numel() == 0:
+    if scores.numel() == 0:
         return scores.new_zeros(shape)
+    rows, eps = _as_rows(scores.detach(), alpha)
     if isinstance(eps, float) and eps == 0.0:
         t = rows.logsumexp(1, keepdim=True)
         return t.masked_fill_(t == -math.inf, 0.0).view(shape)
-    t = torch.empty_like(rows[:, :1])
-    for block_rows, block in row_blocks(rows, _at_most_one(eps)):
+    t = torch.zeros_like(rows[:, :1])
+    for at, block in row_blocks(rows, _at_most_one(eps)):
         scaled_t = solve_block(block, max_steps)
-        store_rows(t, block_rows, block_threshold(block, scaled_t), block.dim)
-    _replace_steep_rows(rows, eps, threshold=t)
+        threshold = block_threshold(block, scaled_t).add_(block_maximum(block))
+        store_rows(t, at, threshold, block.dim)
+    steep = _steep_rows(eps, rows)
+    if steep is not None:
+        t[steep] = solve_steep(rows[steep], _select(eps, steep))[1].to(t.dtype)
     return t.view(shape)
 
 
 def entmax_rows(scores: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return p of every row, in the way of solve_threshold but exact for scores of any magnitude.
+    """Return p of every row; see `solve_rows`."""
+    if not isinstance(alpha, Tensor) and _eps(alpha, scores.dtype) == 0.0:
+        return softmax_rows(scores)
+    return solve_rows(scores, alpha).probs
+
+
+def softmax_rows(scores: Tensor) -> Tensor:
+    """Return softmax over the last dim, and zeros for a row of nothing but -inf."""
+    scores = scores.detach()
+    probs = torch.softmax(scores, -1)
+    # Such a row is NaN in every column, and so is a row that holds a NaN, which stays.
+    if bool(probs[..., :1].isnan().any()):
+        probs.masked_fill_((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    return probs
+
+
+def solve_rows(scores: Tensor, alpha: float | Tensor) -> SolvedRows:
+    """Return p of every row, normalised to rounding, and what to compute it again from.
+
+    probabilities(scores - maximum, threshold, alpha) gives p again, and u. That costs less than
+    `solve_threshold` followed by `probabilities`, and large scores lose no digits.
 
     Args:
         scores: [..., n], fp32 or float64; -inf excludes an entry.
         alpha: 1 or more; a float, or a tensor broadcastable to [..., 1].
 
     Returns:
-        Shape and dtype of scores; zeros for a row without a finite score.
+        probs [..., n], maximum [..., 1] and threshold [..., 1], in the dtype of scores; all 0 for a
+        row without a finite score.
     """
+    shape = (*scores.shape[:-1], 1)
+    if scores.numel() == 0:
+        return SolvedRows(torch.zeros_like(scores), *scores.new_zeros(2, *shape))
     rows, eps = _as_rows(scores.detach(), alpha)
-    if rows.numel() == 0:
-        return torch.zeros_like(scores)
+    probs, maximum = torch.zeros_like(rows), rows.new_zeros(rows.size(0), 1)
+    threshold = torch.zeros_like(maximum)
     if isinstance(eps, float) and eps == 0.0:
-        # Only a row without a finite score gives NaN here.
-        return torch.softmax(scores.detach(), -1).nan_to_num_(0.0)
-    probs = torch.empty_like(rows)
-    for block_rows, block in row_blocks(rows, _at_most_one(eps)):
-        store_rows(probs, block_rows, block_probabilities(block, solve_block(block)), block.dim)
-    _replace_steep_rows(rows, eps, probs=probs)
-    return probs.view(scores.shape)
+        eps = torch.finfo(rows.dtype).eps
+    for at, block in row_blocks(rows, _at_most_one(eps)):
+        block_probs, t = block_probabilities(block, solve_block(block, one_step_left=True))
+        store_rows(probs, at, block_probs, block.dim)
+        store_rows(maximum, at, block_maximum(block), block.dim)
+        store_rows(threshold, at, t, block.dim)
+    steep = _steep_rows(eps, rows)
+    if steep is not None:
+        steep_probs, t = solve_steep(rows[steep] - maximum[steep], _select(eps, steep))
+        probs[steep], threshold[steep] = steep_probs.to(probs.dtype), t.to(probs.dtype)
+    return SolvedRows(probs.view(scores.shape), maximum.view(shape), threshold.view(shape))
 
 
 def probabilities(
@@ -160,25 +201,25 @@ def _as_rows(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Eps]:
     eps = _eps(alpha, scores.dtype)
     if isinstance(eps, Tensor):
         eps = eps.expand(*scores.shape[:-1], 1).reshape(-1, 1)
-    return scores.reshape(-1, scores.size(-1)) if scores.numel() else scores.view(0, 1), eps
+    return scores.reshape(-1, scores.size(-1)), eps
 
 
 def _at_most_one(eps: Eps) -> Eps:
     return min(eps, 1.0) if isinstance(eps, float) else eps.clamp(max=1.0)
 
 
-def _replace_steep_rows(
-    rows: Tensor, eps: Eps, probs: Tensor | None = None, threshold: Tensor | None = None
-) -> None:
-    eps = rows.new_full((rows.size(0), 1), eps) if isinstance(eps, float) else eps
+def _steep_rows(eps: Eps, rows: Tensor) -> Tensor | None:
+    """Return the indices of the rows with alpha above 2, or None."""
+    if isinstance(eps, float):
+        return torch.arange(rows.size(0), device=rows.device) if eps > 1.0 else None
     steep = (eps > 1.0).flatten().nonzero().flatten()
-    if steep.numel() == 0:
-        return
-    steep_probs, steep_threshold = solve_steep(rows[steep], eps[steep])
-    if probs is not None:
-        probs[steep] = steep_probs.to(probs.dtype)
-    if threshold is not None:
-        threshold[steep] = steep_threshold.to(threshold.dtype)
+    return steep if steep.numel() else None
+
+
+def _select(eps: Eps, steep: Tensor) -> Tensor:
+    if isinstance(eps, float):
+        return torch.full((steep.numel(), 1), eps, dtype=torch.float64, device=steep.device)
+    return eps[steep]
 
 
 def _phi(y: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ TAME_NORM = 1e15
 
 
 class Inputs(NamedTuple):
-    """The tensors of one call, contiguous and in the dtype of the arithmetic."""
+    """The tensors of one call in the dtype of the arithmetic."""
 
     query: Tensor  # [B, Hq, Lq, D]
     key: Tensor  # [B, Hkv, Lk, D]
@@ -63,9 +63,12 @@ def prepare_inputs(
     padding: Padding | None,
     params: AttentionParams,
 ) -> Inputs:
-    """Bring the tensors to one dtype and layout, and make the content of padding harmless."""
+    """Bring the tensors to one dtype, and make the content of padding harmless."""
     dtype = torch.promote_types(query.dtype, torch.float32)
-    query, key, value = (x.to(dtype).contiguous() for x in (query, key, value))
+    query, key, value = (x.to(dtype) for x in (query, key, value))
+    if query.shape[1] * query.shape[2] * key.shape[2] > params.chunk_elements:
+        # Several blocks read the same keys: one copy now saves one in each of them.
+        query, key, value = (x.contiguous() for x in (query, key, value))
     if relative_bias is not None:
         # Masks are written as -inf or as the most negative number of the dtype: both hide.
         lowest = torch.finfo(relative_bias.dtype).min / 2
@@ -169,7 +172,8 @@ def _add_block(
         keep = dropout_keep(block, params, _score_shape(inputs), probs)
     if grads.value is not None:
         weights = probs if keep is None else probs * keep
-        _columns(grads.value, block).baddbmm_(_by_key_head(weights, inputs).mT, grad_rows)
+        target = grads.value[block.batch, :, block.keys]
+        target.add_(torch.bmm(_by_key_head(weights, inputs).mT, grad_rows).view(target.shape))
     if grads[:2] == (None, None) and grads[3:] == (None, None):
         return
     grad_probs = torch.bmm(grad_rows, _columns(inputs.value, block).mT).view(probs.shape)
@@ -194,8 +198,9 @@ def _add_score_gradient(
             _scaled_bmm(by_key_head, _columns(inputs.key, block), scale).view(target.shape)
         )
     if grads.key is not None:
+        target = grads.key[block.batch, :, block.keys]
         rows = _rows(inputs.query, block, inputs)
-        _columns(grads.key, block).baddbmm_(by_key_head.mT, rows, alpha=scale)
+        target.add_(_scaled_bmm(by_key_head.mT, rows, scale).view(target.shape))
     if grads.relative_bias is not None:
         sums = _diagonal_sums(grad_scores.sum(0))
         grads.relative_bias[:, block.bias_start : block.bias_start + sums.shape[1]] += sums
@@ -234,9 +239,9 @@ def _rows(x: Tensor, block: Block, inputs: Inputs) -> Tensor:
 
 
 def _columns(x: Tensor, block: Block) -> Tensor:
-    """View a block's keys in [B, Hkv, Lk, D] as [nb * Hkv, K, D]."""
+    """Take a block's keys out of [B, Hkv, Lk, D] as [nb * Hkv, K, D]."""
     part = x[block.batch, :, block.keys]
-    return part.view(part.shape[0] * part.shape[1], *part.shape[2:])
+    return part.reshape(part.shape[0] * part.shape[1], *part.shape[2:])
 
 
 def _by_key_head(scores: Tensor, inputs: Inputs) -> Tensor:

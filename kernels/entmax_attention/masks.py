@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# 1 MiB of fp32 scores: the buffers of a block stay in the cache of one core, and blocks
+# 2 MiB of fp32 scores: the buffers of a block stay in the cache of one core, and blocks
 # are still large enough that the overhead of a call does not show (measured: 2**15 to 2**22).
-CHUNK_ELEMENTS = 1 << 18
+CHUNK_ELEMENTS = 1 << 19
 # Further than any key: a side of the band that is not limited.
 UNLIMITED = 1 << 40
 MIN_WINDOW_ROWS = 64

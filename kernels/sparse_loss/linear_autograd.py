@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparseformer.kernels.sparse_loss.autograd import (
     accumulation_dtype,
     alpha_gradient,
     put,
+    refuse_second_derivative,
     take,
 )
 from sparseformer.kernels.sparse_loss.linear import Head, LinearRows, Tiling
@@ -86,8 +86,8 @@ class LinearLoss(torch.autograd.Function):
         return put(result.losses, rows, hidden.shape[0])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(ctx.rule.name)
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         operands, slope, dense = _Operands(*saved[:7]), saved[7], saved[11]
         call, grad = operands.linear_rows(ctx.rule), take(grad_output, operands.rows)
@@ -119,7 +119,9 @@ def _evaluate(call: LinearRows, keep: bool) -> _Forward:
             continue
         coefficients = call.head.through_cap(result.coefficients, result.scores)
         num_classes = call.head.weight.shape[0]
-        matrix = sparse_matrix(coefficients, result.columns, num_classes, start)
+        matrix = None
+        if not call.rule.is_dense:
+            matrix = sparse_matrix(coefficients, result.columns, num_classes, start)
         if matrix is not None:
             parts.append(matrix)
         elif call.tiling.whole:

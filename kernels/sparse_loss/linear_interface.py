@@ -75,7 +75,7 @@ def linear_sparse_cross_entropy(
     k = DEFAULT_K if k is None and top_p is None else k
     check_truncation(name, k, top_p, linear_weight.shape[0])
     options = (label_smoothing, softcap, chunk_size)
-    rule = Rule(name, tuple(input.shape[:-1]), Truncation(k, top_p), 1.0, *options)
+    rule = Rule(name, tuple(input.shape[:-1]), Truncation(k, top_p), None, *options)
     head = (input, linear_weight, linear_bias)
     return _loss(rule, *head, None, target, weight, ignore_index, reduction)
 
@@ -125,7 +125,7 @@ def linear_entmax_loss(
     name, lead = "linear_entmax_loss", tuple(input.shape[:-1])
     input, linear_weight, linear_bias = _head(name, input, linear_weight, linear_bias)
     check_alpha(name, alpha, lead)
-    fixed = 1.0 if isinstance(alpha, Tensor) else float(alpha)
+    fixed = None if isinstance(alpha, Tensor) else float(alpha)
     options = (label_smoothing, softcap, chunk_size)
     rule = Rule(name, lead, None, fixed, *options)
     head = (input, linear_weight, linear_bias, flat_alpha(alpha, lead, input))

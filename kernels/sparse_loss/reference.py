@@ -55,8 +55,8 @@ def truncated_rows(
         kept, columns = top_k(scores, truncation.k)
         return truncated_kept(kept, columns, top, targets, target_scores)
     kept = _kept(scores, top, truncation)
-    mapping = _softmax(scores - _centre(top), top, kept)
-    spread = targets.spread(kept, None)
+    mapping = _kept_softmax(scores, top, kept)
+    spread = targets.spread(scores, None, kept)
     return _row_loss(mapping, scores, None, top, targets, spread, target_scores)
 
 
@@ -74,8 +74,8 @@ def truncated_kept(
     kept: Tensor, columns: Tensor, top: Tensor, targets: Targets, target_scores: Tensor
 ) -> RowLoss:
     """Return the truncated loss of class ids from the scores [n, m] that the sum keeps."""
-    mapping = _softmax(kept - _centre(top), top)
-    spread = targets.spread(kept > -torch.inf, columns)
+    mapping = _softmax(kept, top)
+    spread = targets.spread(kept, columns)
     return _row_loss(mapping, kept, columns, top, targets, spread, target_scores)
 
 
@@ -100,7 +100,7 @@ def entmax_rows(
     if found is not None:
         mapping = mapping._replace(probs=_scatter(mapping.probs, found[1], scores))
     target_scores = None if targets.ids is None else _target_scores(scores, targets)
-    spread = targets.spread(scores > -torch.inf, None)
+    spread = targets.spread(scores, None)
     result = _row_loss(mapping, scores, None, top, targets, spread, target_scores)
     return result if targets.ids is not None else _less_entropy(result, top, targets, alpha)
 
@@ -139,9 +139,18 @@ def _scatter(values: Tensor, columns: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_add_(-1, columns, values)
 
 
-def _softmax(centred: Tensor, top: Tensor, kept: Tensor | None = None) -> _Mapping:
-    probs = centred.exp_()
-    probs = probs if kept is None else probs.mul_(kept)
+def _softmax(scores: Tensor, top: Tensor) -> _Mapping:
+    probs = scores.softmax(-1)
+    if bool((top == -torch.inf).any()):
+        probs.nan_to_num_(nan=0.0)
+        return _Mapping(probs, -probs.amax(-1).masked_fill_(top == -torch.inf, 1.0).log())
+    # The largest probability is exp(0) / sum exp(z - max z).
+    return _Mapping(probs, probs.amax(-1).log_().neg_())
+
+
+def _kept_softmax(scores: Tensor, top: Tensor, kept: Tensor) -> _Mapping:
+    # Not a softmax with -inf elsewhere, because exp takes several times as long there.
+    probs = (scores - _centre(top)).exp_().mul_(kept)
     total = probs.sum(-1).masked_fill_(top == -torch.inf, 1.0)
     return _Mapping(probs.div_(total[:, None]), total.log())
 
@@ -151,9 +160,9 @@ def _entmax(kept: Tensor, top: Tensor, alpha: float | Tensor, needs_slope: bool)
 
     A is the minimum over t of that convex function, so an error of t enters it squared.
     """
-    centred = kept - _centre(top)
     if isinstance(alpha, float) and alpha == 1.0:
-        return _softmax(centred, top)
+        return _softmax(kept, top)
+    centred = kept - _centre(top)
     t = solve_threshold(centred, alpha)
     # Above 2, p is too steep a function of t for t's rounding.
     steep = bool((alpha > 2.0).any()) if isinstance(alpha, Tensor) else alpha > 2.0

@@ -22,7 +22,7 @@ class Rule:
         name: the public function, for error messages.
         shape: leading shape of the batch, for the positions in error messages.
         truncation: kept logits of a truncated cross-entropy; None for entmax losses.
-        alpha: of an entmax loss, unless a tensor is given.
+        alpha: of an entmax loss; None where it is a tensor.
         label_smoothing: share of the target's mass that is spread.
         softcap: bound of the logits of a linear loss, or None.
         chunk_size: tokens of a tile of a linear loss, or None.
@@ -31,10 +31,15 @@ class Rule:
     name: str
     shape: tuple[int, ...]
     truncation: Truncation | None = None
-    alpha: float = 1.0
+    alpha: float | None = None
     label_smoothing: float = 0.0
     softcap: float | None = None
     chunk_size: int | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the gradient is other than 0 for every class, whatever the logits are."""
+        return self.truncation is None and (self.alpha == 1.0 or self.label_smoothing > 0.0)
 
     def evaluate(
         self,
@@ -65,7 +70,7 @@ class Rule:
     ) -> float | Tensor:
         """Return alpha of chosen rows start to stop: a float, or a tensor [1, 1] or [n, 1]."""
         if alpha is None:
-            return self.alpha
+            return 1.0 if self.alpha is None else self.alpha
         if alpha.ndim == 0:
             return alpha.view(1, 1)
         return (alpha if rows is None else alpha[rows])[start:stop, None]

@@ -91,8 +91,7 @@ def candidates(scores: Tensor, floor: Tensor) -> tuple[Tensor, Tensor] | None:
     More than a quarter of the row in any one row is too many to be worth the gather.
     """
     found = scores > floor
-    widest = int(found.sum(-1).max())
-    if 4 * widest > scores.shape[-1]:
+    if scores.shape[0] == 0 or 4 * int(found.sum(-1).max()) > scores.shape[-1]:
         return None
     rows, columns = found.nonzero(as_tuple=True)
     return pad_rows(rows, columns, scores[rows, columns], scores.shape[0])

@@ -63,12 +63,21 @@ class Targets:
         total = self.mass if self.ids is not None else self.mass.sum(-1)
         return total if spread is None else total + spread.sum(-1)
 
-    def spread(self, present: Tensor, columns: Tensor | None) -> Tensor | None:
-        """Return the smoothing mass on each class of [n, m], even over those that are present."""
+    def spread(
+        self, scores: Tensor, columns: Tensor | None, kept: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the smoothing mass on each of the scores [n, m].
+
+        It is even over what is kept, and without `kept` over all but the classes at -inf.
+        """
         if self.smoothing == 0.0:
             return None
-        count = present.sum(-1, keepdim=True, dtype=self.mass.dtype).clamp_(min=1.0)
-        spread = present * (self.smoothing / count)
+        if kept is None and scores.numel() > 0 and bool(scores.amin() > -torch.inf):
+            spread = scores.new_full((), self.smoothing / scores.shape[-1]).expand(scores.shape)
+        else:
+            present = scores > -torch.inf if kept is None else kept
+            count = present.sum(-1, keepdim=True, dtype=scores.dtype).clamp_(min=1.0)
+            spread = present * (self.smoothing / count)
         if self.class_weight is None:
             return spread
         return spread * (self.class_weight if columns is None else self.class_weight[columns])
@@ -76,4 +85,5 @@ class Targets:
 
 def inner(mass: Tensor, scores: Tensor) -> Tensor:
     """Return mass * scores, where no mass on a class at -inf is 0 and not NaN."""
-    return torch.where(mass > 0, mass * scores, 0.0)
+    product = mass * scores
+    return product.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)

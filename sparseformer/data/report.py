@@ -99,4 +99,6 @@ def _examples(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _EXAMPLE_CHARACTERS else f"{text[:_EXAMPLE_CHARACTERS]} ..."
+    return (
+        text if len(text) <= _EXAMPLE_CHARACTERS else f"{text[:_EXAMPLE_CHARACTERS].rstrip()} ..."
+    )

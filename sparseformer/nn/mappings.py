@@ -169,8 +169,11 @@ class AdaptiveAlpha(nn.Module):
         return math.log(share / (1 - share))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self.logits.data = self.logits.data.float()
+        def keep_precision(logits: Tensor) -> Tensor:
+            moved = fn(logits)
+            return moved if moved.dtype == logits.dtype else logits.to(moved.device)
+
+        super()._apply(keep_precision, recurse)
         return self
 
     def _load_from_state_dict(

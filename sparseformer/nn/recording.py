@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from sparseformer.kernels.entmax_attention import (
+from sparseformer.functional import (
     entmax_attention_with_stats,
     topk_attention_with_stats,
     topp_attention_with_stats,

@@ -63,7 +63,7 @@ def lock_run(run_dir: Path | str) -> RunLock:
     except OSError as error:
         raise ConfigError(
             f"The run folder {run_dir} can't be written ({error.strerror}); choose another "
-            "runs_dir or name."
+            "with --runs-dir or --name."
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +72,7 @@ def lock_run(run_dir: Path | str) -> RunLock:
         os.close(descriptor)
         raise ConfigError(
             f"The run folder {run_dir} is in use by the process with pid {holder}; wait for it, "
-            "stop it, or choose another name."
+            "stop it, or choose another with --name."
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -27,6 +27,7 @@ from sparseformer.training.checkpoint import (
     lock_run,
     write_atomic,
 )
+from sparseformer.training.runfolder import LOCK
 
 # the parts of [model] that fix the names and shapes of the weights
 _SHAPE_FIELDS = (
@@ -63,20 +64,13 @@ def open_run_folder(config: Config) -> Iterator[Path]:
         ConfigError: the folder can't be written, holds something else than a run, or is in use.
     """
     run_dir = config.run_dir
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        foreign = not (run_dir / "config.toml").exists() and any(run_dir.iterdir())
-    except OSError as error:
-        raise ConfigError(
-            f"Can't use the run folder {run_dir}: {error.strerror}; "
-            "choose another with --runs-dir or --name."
-        ) from error
-    if foreign:
-        raise ConfigError(
-            f"The folder {run_dir} is not empty and holds no config.toml of a run; "
-            "choose another with --name."
-        )
     with lock_run(run_dir):
+        others = [path for path in run_dir.iterdir() if path.name != LOCK]
+        if others and not (run_dir / "config.toml").exists():
+            raise ConfigError(
+                f"The folder {run_dir} is not empty and holds no config.toml of a run; "
+                "choose another with --name or --runs-dir."
+            )
         yield run_dir
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -67,9 +68,11 @@ def train(config: Config, console: Console) -> int:
     config = with_initial_shape(config, console)
     device = choose_device(config)
     with open_run_folder(config) as run_dir, catch_signals() as signals:
-        console.print(f"run     {run_dir}")
+        console.print(f"run     {run_dir}", markup=False)
         checkpoint = load_latest_checkpoint(
-            run_dir, allow_fresh=config.allow_fresh, report=console.print
+            run_dir,
+            allow_fresh=config.allow_fresh,
+            report=functools.partial(console.print, markup=False),
         )
         workspace = load_workspace(config, run_dir, checkpoint, console)
         write_config(config, run_dir, checkpoint, console)

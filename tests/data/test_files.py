@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ ANY = 1.0
 
 
 def _collect(
-    path: Path, share: float = 0.0, **columns: str
+    path: Path, share: float = 0.0, **columns: Any
 ) -> tuple[list[Pair], dict[str, Rejection]]:
     config = DataConfig(source="files", max_bad_share=share, **columns)
     return collect_pairs(read_rows(path), path.name, config)
@@ -143,6 +144,12 @@ def test_bad_rows_are_counted_by_reason_with_their_lines(tmp_path: Path, reason:
     assert f"4 {reason} (x.jsonl:3, x.jsonl:8, x.jsonl:11)" in str(caught.value)
 
 
+def test_a_file_of_bad_rows_only_is_refused_whatever_the_share(tmp_path: Path) -> None:
+    path = _write(tmp_path / "x.jsonl", "[\n[\n")
+    with pytest.raises(DataError, match=r"None of the 2 rows .* 2 not valid JSON \(x\.jsonl:1"):
+        _collect(path, share=ANY)
+
+
 def test_deeply_nested_json_is_a_bad_row(tmp_path: Path) -> None:
     nested = b"[" * 100_000 + b"]" * 100_000
     path = _write(tmp_path / "x.jsonl", b'{"src": "a", "tgt": "b"}\n' + nested + b"\n")
@@ -165,7 +172,7 @@ def test_columns_are_chosen_by_name_or_by_position(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_column_lists_the_columns(
-    tmp_path: Path, columns: dict[str, str], message: str
+    tmp_path: Path, columns: dict[str, Any], message: str
 ) -> None:
     path = _jsonl(tmp_path / "x.jsonl", {"a": "1", "b": "2"})
     with pytest.raises(DataError, match=message):
@@ -214,7 +221,7 @@ def test_parallel_text_of_unequal_length_is_refused(tmp_path: Path) -> None:
         read_parallel(src, tgt)
 
 
-def _load(**settings: str | int | float) -> PairDataset:
+def _load(**settings: Any) -> PairDataset:
     return load_dataset(DataConfig(source="files", **settings), seed=1)
 
 

@@ -1,4 +1,4 @@
-"""tokenizer.json files that were made elsewhere: T5-like, BART-like, and some that can't be used."""
+"""tokenizer.json files made elsewhere: T5-like, BART-like, and some that can't be used."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) ->
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no.json can't be read"):
+    with pytest.raises(ConfigError, match=r"no\.json can't be read"):
         Tokenizer.load(tmp_path / "no.json")
 
 

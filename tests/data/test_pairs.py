@@ -70,7 +70,7 @@ def test_held_out_rows_share_no_source_and_keep_their_order() -> None:
 
 
 def test_one_distinct_source_is_too_few_to_hold_out() -> None:
-    with pytest.raises(DataError, match="1 distinct training sources .* data.test_file"):
+    with pytest.raises(DataError, match=r"1 distinct training sources .* data.test_file"):
         hold_out([Pair("a", "1"), Pair("a", "2")], 5, "test")
 
 

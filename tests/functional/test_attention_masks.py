@@ -10,6 +10,7 @@ from attention_case import Case, attend_in_chunks
 from torch import Tensor
 
 from sparseformer.kernels.entmax_attention import entmax_attention, topk_attention, topp_attention
+from sparseformer.testing import largest_tensor
 
 GARBAGE = [math.nan, math.inf, -math.inf, 3e38]
 
@@ -78,6 +79,26 @@ def test_content_of_padding_reaches_nothing(alpha: Any, garbage: float) -> None:
         results.append((output, *torch.autograd.grad(output, list(leaves.values()), upstream)))
     for clean, spoiled in zip(*results, strict=True):
         assert torch.equal(clean, spoiled)
+
+
+def test_content_of_queries_beyond_a_window_reaches_nothing() -> None:
+    """Queries 3 to 5 look at slots 2 to 5 only, which are padding."""
+    case = Case(queries=6, keys=6, length=(2, 2), window=(1, 1), alpha=(1.2, 1.7))
+    tensors = case.tensors(torch.float32)
+    tensors["query"][:, :, 3:] = math.nan
+    leaves = {name: tensors[name].requires_grad_() for name in ("query", "key", "value")}
+    output = attend_in_chunks(24, tensors, **case.masks())
+    assert output[:, :, :3].any(-1).all()
+    assert not output[:, :, 3:].any()
+    for grad in torch.autograd.grad(output.sum(), list(leaves.values())):
+        assert bool(grad.isfinite().all())
+
+
+def test_a_window_costs_its_width_and_not_the_length() -> None:
+    x = torch.zeros(1, 1, 1024, 2, requires_grad=True)
+    with largest_tensor() as gauge:
+        entmax_attention(x, x, x, window=(15, 0)).sum().backward()
+    assert gauge.numel <= 64 * (64 + 15), gauge
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0], ids=["plain", "times-3"])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparseformer.config import ATTN_NAMES, AttnName, ModelConfig
+from sparseformer.nn.layers import Residual
 from sparseformer.nn.mappings import AdaptiveAlpha
 from sparseformer.nn.recording import record_attention
 from sparseformer.nn.transformer import (
@@ -205,6 +206,20 @@ def test_config_overrides_a_name_but_not_a_choice(
 ) -> None:
     model = _model(attn, encoder_attn="entmax15", cross_attn="sparsemax")
     assert model.alphas() == {name: [[alpha] * 4] * 2 for name, alpha in expected.items()}
+
+
+def test_settings_reach_every_layer() -> None:
+    model = _model("topp", attn_p=0.3, attn_k=5, num_kv_heads=2, attention_dropout=0.2, dropout=0.4)
+    layers = [layer for group in model.attention_layers().values() for layer in group]
+    assert len(layers) == 6
+    for layer in layers:
+        assert (layer.p, layer.k, layer.num_kv_heads, layer.dropout) == (0.3, 5, 2, 0.2)
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    assert [residual.dropout for residual in residuals] == [0.4] * 10
+    assert model.encoder.dropout.p == model.decoder.dropout.p == 0.4
+    assert not torch.equal(model(SRC, LENGTH, TGT), model(SRC, LENGTH, TGT))
+    model.eval()
+    assert torch.equal(model(SRC, LENGTH, TGT), model(SRC, LENGTH, TGT))
 
 
 def test_record_has_the_nesting_of_alphas() -> None:

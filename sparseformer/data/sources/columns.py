@@ -31,20 +31,32 @@ def collect_pairs(rows: Sequence[Row], origin: str, config: DataConfig) -> Colle
     Raises:
         DataError: If a column doesn't exist, or too many rows can't be used.
     """
-    rows = [row._replace(columns=_translations(row.columns)) for row in rows]
-    columns = _choose_columns(rows, origin, config)
     log = RejectionLog()
-    pairs: list[Pair] = []
+    readable: list[Row] = []
     for row in rows:
-        problem = row.problem or _problem(row.columns, columns)
-        if problem:
-            log.add(problem, f"{origin}:{row.line}")
+        if row.problem:
+            log.add(row.problem, f"{origin}:{row.line}")
         else:
-            src, tgt = (row.columns[column] for column in columns)
-            pairs.append(Pair(str(src), str(tgt)))
+            readable.append(row._replace(columns=_translations(row.columns)))
+    pairs = _take_texts(readable, origin, config, log) if readable else []
     rejected = log.summary()
     _check_share(rejected, len(rows), origin, config.max_bad_share)
     return Collected(pairs, rejected)
+
+
+def _take_texts(
+    rows: Sequence[Row], origin: str, config: DataConfig, log: RejectionLog
+) -> list[Pair]:
+    source, target = _choose_columns(rows, origin, config)
+    pairs: list[Pair] = []
+    for row in rows:
+        src, tgt = row.columns.get(source), row.columns.get(target)
+        problem = _problem(source, src) or _problem(target, tgt)
+        if problem:
+            log.add(problem, f"{origin}:{row.line}")
+        else:
+            pairs.append(Pair(str(src), str(tgt)))
+    return pairs
 
 
 def _translations(columns: Mapping[str, object]) -> Mapping[str, object]:
@@ -79,19 +91,15 @@ def _choose_columns(rows: Iterable[Row], origin: str, config: DataConfig) -> tup
     return source, target
 
 
-def _problem(columns: Mapping[str, object], wanted: tuple[str, str]) -> str:
-    """Say why a row can't be used, or nothing."""
-    for name in wanted:
-        value = columns.get(name)
-        if value is None:
-            return f"no value in column {name}"
-        if not isinstance(value, str):
-            return f"not text but {type(value).__name__} in column {name}"
-        if not value.strip():
-            return f"empty text in column {name}"
-        if not _is_unicode(value):
-            return f"not valid Unicode in column {name}"
-    return ""
+def _problem(name: str, value: object) -> str:
+    """Say why a value can't be used, or nothing."""
+    if value is None:
+        return f"no value in column {name}"
+    if not isinstance(value, str):
+        return f"not text but {type(value).__name__} in column {name}"
+    if not value.strip():
+        return f"empty text in column {name}"
+    return "" if _is_unicode(value) else f"not valid Unicode in column {name}"
 
 
 def _is_unicode(text: str) -> bool:
@@ -108,7 +116,8 @@ def _check_share(
     bad = sum(rejection.count for rejection in rejected.values())
     if bad == num_rows:
         raise DataError(
-            f"None of the {num_rows:,} rows of {origin} can be used: {describe_rejections(rejected)}."
+            f"None of the {num_rows:,} rows of {origin} can be used; mend them: "
+            f"{describe_rejections(rejected)}."
         )
     if bad > max_bad_share * num_rows:
         raise DataError(

@@ -30,7 +30,7 @@ def load_docstrings(config: DataConfig) -> PairDataset:
 
     A pair is a docstring's text after its first paragraph (20 words or more) and that paragraph (3
     to 30 words), both with single spaces. Files are parsed, never imported; tests are left out; no
-    body occurs twice. The first call parses every file, about two minutes for 200 MB of code; later
+    body occurs twice. The first call parses every file, a minute or two for 200 MB of code; later
     ones take the pairs from the cache as long as no file changed.
 
     Raises:
@@ -108,10 +108,10 @@ def _collect(files: Sequence[_Code]) -> list[list[str]]:
     console = Console(stderr=True)
     unreadable: list[str] = []
     found: dict[str, list[str]] = {}
-    quiet = not console.is_terminal
-    for group, path in track(
-        files, "parsing Python", console=console, transient=True, disable=quiet
-    ):
+    shown = track(
+        files, "parsing", console=console, transient=True, disable=not console.is_terminal
+    )
+    for group, path in shown:
         tree = _parse(path)
         if tree is None:
             unreadable.append(str(path))

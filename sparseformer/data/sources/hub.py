@@ -1,6 +1,7 @@
 """Pairs from the Hugging Face hub or from a local folder, through the `datasets` library."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparseformer.config import DataConfig
@@ -49,7 +50,12 @@ def _fetch(name: str, config: DataConfig) -> "Mapping[str, datasets.Dataset]":
     import datasets
 
     try:
-        found = datasets.load_dataset(name, config.hub_config, revision=config.hub_revision)
+        found = datasets.load_dataset(
+            name,
+            config.hub_config,
+            revision=config.hub_revision,
+            cache_dir=config.cache_dir and str(Path(config.cache_dir) / "hub"),
+        )
     # OSError covers a missing network, file and data set; ValueError a wrong configuration;
     # RuntimeError a data set that is a script; DatasetsError a damaged file.
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

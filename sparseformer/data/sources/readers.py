@@ -24,10 +24,10 @@ class Row(NamedTuple):
 def read_rows(path: Path) -> list[Row]:
     """Read a table by its suffix.
 
-    JSONL: one object a line. CSV: a header, then RFC 4180 with double quotes; a row may span lines.
-        TSV: a header, then
-    fields between tabs, without quoting. Parquet: columns as they are. A byte order mark is no
-    text; lines end at `\\n` or `\\r\\n` only; blank lines of JSONL, CSV and TSV are no rows.
+    JSONL has one object a line. CSV has a header, then RFC 4180 with double quotes, so that a row
+    may span lines. TSV has a header, then fields between tabs, without quoting. Parquet gives its
+    columns as they are. A byte order mark is no text; lines end at `\\n` or `\\r\\n` only; blank
+    lines of JSONL, CSV and TSV are no rows.
 
     Raises:
         DataError: If the file is missing, empty, damaged, or of another kind.
