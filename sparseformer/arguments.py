@@ -49,7 +49,10 @@ def parse_dataclass(cls: type[T], argv: Sequence[str], prog: str, default: T | N
         with contextlib.redirect_stderr(printed):
             description = _DESCRIPTION if cls is Config else None
             options: dict[str, Any] = {} if default is None else {"default": default}
-            return tyro.cli(cls, args=list(argv), prog=prog, description=description, **options)
+            parsed: T = tyro.cli(
+                cls, args=list(argv), prog=prog, description=description, **options
+            )
+            return parsed
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

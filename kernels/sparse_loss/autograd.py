@@ -32,7 +32,7 @@ def alpha_gradient(grad: Tensor, slope: Tensor, alpha: Tensor, rows: Tensor | No
 
 
 def refuse_second_derivative(name: str) -> None:
-    """Raise in a backward pass that is itself recorded, whose result would be taken for constant."""
+    """Raise when the backward pass is recorded: its result would be taken for a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             f"{name} has no second derivative; call backward or torch.autograd.grad without "

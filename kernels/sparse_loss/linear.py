@@ -113,7 +113,7 @@ class LinearRows:
             return None
         truncation = self.rule.truncation
         if truncation is None:
-            return None if self.rule.label_smoothing > 0 else self._entmax_tiled(start, stop)
+            return None if self.rule.is_dense else self._entmax_tiled(start, stop)
         if truncation.k is None or truncation.k * DENSE_COST_SHARE > num_classes:
             return None
         return self._top_k_tiled(start, stop, truncation.k)
@@ -143,11 +143,12 @@ class LinearRows:
             tile_top = scores.amax(-1)
             self._refuse(scores, tile_top, start, first)
             top = torch.maximum(top, tile_top)
-            rows, places = (scores > reachable(top, alpha)).nonzero(as_tuple=True)
-            parts.append((rows, places + first, scores[rows, places]))
-            limit -= rows.numel()
+            found = scores > reachable(top, alpha)
+            limit -= int(found.sum())
             if limit < 0:
                 return None
+            rows, places = found.nonzero(as_tuple=True)
+            parts.append((rows, places + first, scores[rows, places]))
         rows, columns, values = (torch.cat(part) for part in zip(*parts, strict=True))
         floor = reachable(top, alpha).expand(num_rows, 1)
         inside = (values > floor[rows, 0]).nonzero()[:, 0]

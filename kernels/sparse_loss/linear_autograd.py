@@ -173,7 +173,7 @@ class _Sums:
         if self._hidden is not None:
             self._hidden[start:stop] = factor @ self._call.head.weight
         if self._weight is not None:
-            self._weight += factor.T @ self._call.hidden[start:stop]
+            _add_product(self._weight, factor.T, self._call.hidden[start:stop])
         if self._bias is not None:
             self._bias += values.sum(0)
 
@@ -186,3 +186,10 @@ class _Sums:
             None if self._weight is None else self._weight.to(dtype),
             None if self._bias is None else self._bias.to(dtype),
         )
+
+
+def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if out.dtype == left.dtype:
+        out.addmm_(left, right)
+    else:
+        out += left @ right

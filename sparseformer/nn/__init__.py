@@ -3,6 +3,16 @@
 from sparseformer.nn.attention import MultiheadAttention
 from sparseformer.nn.cache import DecoderCache
 from sparseformer.nn.layers import FeedForward
+from sparseformer.nn.losses import (
+    AMSoftmaxLoss,
+    Entmax15Loss,
+    EntmaxLoss,
+    LinearCrossEntropy,
+    LinearEntmaxLoss,
+    LinearSparseCrossEntropy,
+    SparseCrossEntropyLoss,
+    SparsemaxLoss,
+)
 from sparseformer.nn.mappings import (
     AdaptiveAlpha,
     Entmax,
@@ -17,16 +27,24 @@ from sparseformer.nn.stacks import Memory, TransformerDecoder, TransformerEncode
 from sparseformer.nn.transformer import AttentionChoice, Seq2SeqTransformer, alpha_parameters
 
 __all__ = [
+    "AMSoftmaxLoss",
     "AdaptiveAlpha",
     "AttentionChoice",
     "DecoderCache",
     "Entmax",
     "Entmax15",
+    "Entmax15Loss",
+    "EntmaxLoss",
     "FeedForward",
+    "LinearCrossEntropy",
+    "LinearEntmaxLoss",
+    "LinearSparseCrossEntropy",
     "Memory",
     "MultiheadAttention",
     "Seq2SeqTransformer",
+    "SparseCrossEntropyLoss",
     "Sparsemax",
+    "SparsemaxLoss",
     "TaylorSoftmax",
     "TopkSoftmax",
     "ToppSoftmax",

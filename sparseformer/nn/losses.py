@@ -16,7 +16,6 @@ from sparseformer.functional import (
 )
 from sparseformer.nn.mappings import AdaptiveAlpha
 
-
 Reduction = Literal["none", "mean", "sum"]
 
 

@@ -17,6 +17,7 @@ from sparseformer.data import Batch
 from sparseformer.errors import NumericError
 from sparseformer.nn import record_attention
 from sparseformer.training.checkpoint import (
+    JSON,
     Checkpoint,
     load_latest_checkpoint,
     prune_checkpoints,
@@ -265,7 +266,7 @@ class Trainer:
         progress = self.progress
         if progress.step == self.saved_step:
             return
-        state = {
+        state: dict[str, JSON] = {
             "progress": dataclasses.asdict(progress),
             "config": dataclasses.asdict(self.config),
             "data_hash": self.workspace.dataset.content_hash,

@@ -22,6 +22,9 @@ CASES = {
     "causal": Case(heads=4, key_heads=4, queries=70, keys=70, alpha=MIXED, is_causal=True),
     "cross-tiles": Case(heads=4, key_heads=1, queries=65, keys=200, alpha=MIXED, spread=6.0),
     "window": Case(heads=4, key_heads=4, queries=140, keys=150, alpha=MIXED, window=(3, 2)),
+    "window-off-the-tiles": Case(
+        heads=4, key_heads=4, queries=150, keys=150, alpha=MIXED, window=(3, 2), spread=9.0
+    ),
     "padding": Case(
         heads=4, key_heads=4, queries=8, keys=130, alpha=MIXED, start=(0, 66), length=(60, 130)
     ),

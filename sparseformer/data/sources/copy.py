@@ -4,10 +4,10 @@ import numpy as np
 
 from sparseformer.data.pairs import Pair, PairDataset, Splits, make_dataset
 
-ALPHABET = "abcdefgh"
+ALPHABET = "abcdef"
 SYMBOLS = ("[copy]", "[reverse]")
 TRAIN_ROWS, EVAL_ROWS = 2000, 200
-SHORTEST, LONGEST = 2, 6
+SHORTEST, LONGEST = 2, 4
 
 
 def load_copy(seed: int) -> PairDataset:
