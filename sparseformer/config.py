@@ -341,6 +341,7 @@ class Config:
     def __post_init__(self) -> None:
         plain = self.name is None or (self.name not in ("", ".", "..") and "/" not in self.name)
         _require(plain, "name", self.name, "a folder name without /")
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
         longest = max(self.data.max_source_length, self.data.max_target_length)
         _require(
             longest <= self.model.max_positions,

@@ -97,7 +97,7 @@ def initialize_from(init_from: str, model: Seq2SeqTransformer, console: Console)
 
 
 def _is_alpha(name: str) -> bool:
-    return ".alpha." in name
+    return ".adaptive_alpha." in name
 
 
 def load_workspace(
@@ -124,7 +124,8 @@ def load_workspace(
         f"validation, {len(test.src):,} test pairs, content {dataset.content_hash[:12]}"
     )
     for reason, rejection in dataset.rejected.items():
-        console.print(f"        left out: {rejection.count:,} rows, {reason}")
+        where = ", ".join(rejection.first)
+        console.print(f"        left out: {rejection.count:,} rows, {reason} ({where})", markup=False)
     console.print(
         f"tokens  vocabulary {tokenizer.vocab_size:,}; cut to length: {cut_src:,} sources "
         f"(limit {limits[0]}) and {cut_tgt:,} targets (limit {limits[1]})"

@@ -90,7 +90,7 @@ def test_a_damaged_table_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_copy_depends_on_the_seed_and_repeats_no_input() -> None:
     config = DataConfig(source="copy")
     dataset = load_dataset(config, seed=1)
-    assert _sizes(dataset) == (2000, 200, 200)
+    assert _sizes(dataset) == (1200, 150, 150)
     assert not any(shared_sources(dataset).values())
     for src, tgt in _all(dataset).items():
         symbol, letters = src.split("]")

@@ -34,7 +34,7 @@ def _refused(
         (["--objective.alpha", "3"], 2, ["objective.alpha", "3"]),
         (["--model.max-positions", "8"], 2, ["model.max_positions", "8"]),
         (["--init-from", "absent"], 2, ["absent", "config.toml"]),
-        (["--data.tokenizer-file", "absent.json"], 4, ["absent.json"]),
+        (["--data.tokenizer-file", "absent.json"], 2, ["absent.json"]),
         (["--data.source", "files"], 2, ["train_file"]),
         (["--data.source", "hub"], 2, ["hub_name"]),
     ],

@@ -42,7 +42,7 @@ def test_run_folder_holds_what_is_promised(run_dir: Path) -> None:
 def test_tiny_model_learns_the_task(run_dir: Path) -> None:
     results = _json(run_dir / "results.json")
     assert results["test"]["exact_match"] > 80
-    assert results["train"]["steps"] == 200
+    assert results["train"]["steps"] == 300
     assert set(results) == {
         "test", "validation", "baseline", "alpha", "density", "train",
     }  # fmt: skip
@@ -62,13 +62,14 @@ def test_learned_alphas_move_and_differ_between_heads(run_dir: Path) -> None:
 def test_metrics_have_one_object_per_logged_step(run_dir: Path) -> None:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "grad_norm" in line]
-    assert [line["step"] for line in steps] == list(range(10, 201, 10))
+    assert [line["step"] for line in steps] == list(range(10, 301, 10))
     last = steps[-1]
     assert {"step", "loss", "lr", "grad_norm", "tokens_per_second", "memory_mib", "alpha",
             "density"} <= last.keys()  # fmt: skip
     density = [v for layers in last["density"].values() for layer in layers for v in layer]
     assert len(density) == 12
-    assert all(0.0 < value < 1.0 for value in density)
+    assert all(0.0 < value <= 1.0 for value in density)
+    assert min(density) < 0.7
     assert last["loss"] < steps[0]["loss"] / 3
 
 

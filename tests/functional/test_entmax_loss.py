@@ -238,7 +238,7 @@ def test_wide_rows_with_a_narrow_support_have_the_gradient_of_the_whole_row() ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 1.7, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 1.7, 2.0, 4.0])
 def test_low_precision_is_as_exact_as_its_dtype(dtype: torch.dtype, alpha: float) -> None:
     logits = batch(rows=8, classes=300)[0].detach().to(dtype).requires_grad_()
     target = torch.arange(8) * 30

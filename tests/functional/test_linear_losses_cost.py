@@ -1,0 +1,192 @@
+"""The losses on hidden states: memory, what is computed at all, precision, and autograd's modes."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from sparseformer.functional import (
+    entmax_loss,
+    linear_cross_entropy,
+    linear_entmax_loss,
+    linear_sparse_cross_entropy,
+    sparse_cross_entropy,
+)
+from sparseformer.kernels.sparse_loss import linear
+from sparseformer.testing import assert_close_to_reference, largest_tensor
+
+from tests_case_placeholder
+
+
+@pytest.mark.parametrize("name", ["top-1", "top-4", "entmax-1.5", "sparsemax"])
+def test_narrow_supports_are_found_without_a_whole_row(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    cut(monkeypatch, classes=7)
+    case = Case(scale=4.0)
+    expected = case.expected(name)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("whole rows were computed")
+
+    monkeypatch.setattr(linear.LinearRows, "evaluate", refuse)
+    case.check(case.linear(name), expected)
+
+
+def test_rows_with_a_wide_support_are_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant logits have every class in the support, which no tile's candidates can hold."""
+    cut(monkeypatch, classes=7)
+    case = Case(scale=0.0)
+    with torch.no_grad():
+        case.bias.zero_()
+    case.check(case.linear("entmax-1.5"), case.expected("entmax-1.5"))
+
+
+class Allocations(TorchDispatchMode):
+    """Count the results of this many elements that are new memory."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel, self.count = numel, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {leaf.data_ptr() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.numel() == self.numel:
+                self.count += leaf.data_ptr() not in known
+        return result
+
+
+@pytest.mark.parametrize("name", ["full", "top-4", "entmax-1.5"])
+def test_a_frozen_operand_costs_neither_memory_nor_a_product(name: str) -> None:
+    function, _, arguments = LOSSES[name]
+    target = torch.zeros(3, dtype=torch.long)
+    hidden, weight = torch.randn(3, 7), torch.randn(200, 7)
+    counts = {}
+    for frozen in ("none", "weight", "hidden"):
+        leaves = hidden.clone(), weight.clone()
+        leaves[0].requires_grad_(frozen != "hidden")
+        leaves[1].requires_grad_(frozen != "weight")
+        for operand, leaf in zip(("hidden", "weight"), leaves, strict=True):
+            with Allocations(leaf.numel()) as made:
+                function(*leaves, target, **arguments).backward()
+            counts[frozen, operand] = made.count
+    assert counts["none", "weight"] > 0
+    assert counts["none", "hidden"] > 0
+    assert counts["weight", "weight"] == counts["hidden", "hidden"] == 0
+
+
+@pytest.mark.parametrize("name", ["top-4", "entmax-1.5", "full", "top-p"])
+def test_no_tensor_is_as_large_as_the_logits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rows, classes, width, tile = 60, 3000, 4, 60_000
+    monkeypatch.setattr(linear, "WHOLE_LOGITS", 0)
+    monkeypatch.setattr(linear, "TILE_LOGITS", tile)
+    monkeypatch.setattr(linear, "TILE_TOKENS", 30)
+    generator = torch.Generator().manual_seed(0)
+    hidden = (6 * torch.randn(rows, width, generator=generator)).requires_grad_()
+    weight = torch.randn(classes, width, generator=generator).requires_grad_()
+    function, _, arguments = LOSSES[name]
+    target = torch.arange(rows) * 50
+    with largest_tensor() as gauge:
+        function(hidden, weight, target, **arguments).backward()
+    assert gauge.numel <= tile, gauge
+    assert rows * classes == 3 * tile
+
+
+def test_one_row_with_a_wide_support_widens_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, classes=50)
+    generator = torch.Generator().manual_seed(0)
+    hidden = 9 * torch.randn(40, 2, generator=generator)
+    hidden[0] = 0.0
+    weight = torch.randn(200, 2, generator=generator)
+    target = torch.arange(40)
+    with largest_tensor() as gauge:
+        loss = linear_entmax_loss(hidden, weight, target)
+    assert gauge.numel <= linear.TILE_LOGITS < 40 * 200, gauge
+    torch.testing.assert_close(loss, entmax_loss(F.linear(hidden, weight), target))
+
+
+@pytest.mark.parametrize("name", ["top-4", "entmax-1.5"])
+def test_classes_off_the_support_have_no_gradient(name: str) -> None:
+    case = Case(scale=6.0)
+    case.linear(name).backward()
+    logits = case.logits().detach().requires_grad_()
+    _, on_logits, arguments = LOSSES[name]
+    on_logits(logits, case.target, **arguments).backward()
+    touched = logits.grad.any(0)
+    assert 0 < touched.sum() < CLASSES
+    assert not case.weight.grad[~touched].any()
+    assert not case.bias.grad[~touched].any()
+
+
+@pytest.mark.parametrize("name", ["full", "entmax-1.5"])
+def test_classifier_gradient_of_a_confident_target_in_bfloat16(name: str) -> None:
+    """apple/ml-cross-entropy 14: half-precision sums put the classifier's gradient far off."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 32, generator=generator).bfloat16().requires_grad_()
+    weight = (0.1 * torch.randn(4096, 32, generator=generator)).bfloat16()
+    weight[17] = hidden.detach().float().mean(0).bfloat16() * 40
+    weight.requires_grad_()
+    target = torch.full((64,), 17)
+    function, on_logits, arguments = LOSSES[name]
+    function(hidden, weight, target, **arguments).backward()
+    exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
+    on_logits(F.linear(*exact), target, **arguments).backward()
+    plain = [leaf.detach().clone().requires_grad_() for leaf in (hidden, weight)]
+    on_logits(F.linear(*plain), target, **arguments).backward()
+    for leaf, reference, baseline in zip((hidden, weight), exact, plain, strict=True):
+        assert_close_to_reference(leaf.grad, reference.grad, baseline.grad, kind="gradient")
+
+
+def test_autocast_computes_the_logits_in_its_dtype() -> None:
+    hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(50, 3, requires_grad=True)
+    target = torch.arange(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_sparse_cross_entropy(hidden, weight, target, k=5)
+        loss.backward()
+    rounded = [leaf.detach().bfloat16().requires_grad_() for leaf in (hidden, weight)]
+    expected = linear_sparse_cross_entropy(*rounded, target, k=5)
+    expected.backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+    assert torch.equal(hidden.grad, rounded[0].grad.float())
+    assert torch.equal(weight.grad, rounded[1].grad.float())
+
+
+def test_backward_inside_autocast_keeps_the_precision_of_the_forward_pass() -> None:
+    leaves = [torch.randn(4, 3).requires_grad_(), torch.randn(50, 3).requires_grad_()]
+    target = torch.arange(4)
+    expected = torch.autograd.grad(linear_cross_entropy(*leaves, target), leaves)
+    loss = linear_cross_entropy(*leaves, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        grads = torch.autograd.grad(loss, leaves)
+    assert all(torch.equal(*pair) for pair in zip(grads, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["full", "top-4", "entmax-1.5"])
+def test_checkpointing_and_no_grad_give_the_same(name: str) -> None:
+    case = Case()
+    expected = case.linear(name)
+    with torch.no_grad():
+        assert torch.equal(case.linear(name), expected)
+    loss = checkpoint(lambda: case.linear(name), use_reentrant=False)
+    grads = [torch.autograd.grad(value, case.leaves) for value in (loss, expected)]
+    assert all(torch.equal(*pair) for pair in zip(*grads, strict=True))
+
+
+def test_a_second_backward_needs_retain_graph() -> None:
+    case = Case()
+    loss = case.linear("top-4")
+    loss.backward(retain_graph=True)
+    first = case.weight.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(case.weight.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
