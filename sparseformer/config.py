@@ -206,7 +206,8 @@ class ObjectiveConfig:
     alpha: float = 1.5
     """entmax: alpha of the loss; entmax_adaptive: where it starts; in [1, 2]."""
     label_smoothing: float = 0.0
-    """The share of the target's mass that is spread evenly over the vocabulary."""
+    """The share of the target's mass that is spread evenly: over the classes that a truncated loss
+    keeps, else over the vocabulary."""
     warmup_steps: int | None = None
     """sparse_topk and sparse_topp: optimiser steps with the full cross-entropy first. From random
     weights a truncated sum teaches only the classes that are already on top, so it underfits;

@@ -12,7 +12,7 @@ from sparseformer.kernels.sparse_loss.autograd import (
     refuse_second_derivative,
     take,
 )
-from sparseformer.kernels.sparse_loss.linear import Head, LinearRows, Tiling
+from sparseformer.kernels.sparse_loss.linear import Head, LinearRows, Tiling, spans
 from sparseformer.kernels.sparse_loss.products import (
     SparseMatrix,
     concatenate,
@@ -127,7 +127,7 @@ def _evaluate(call: LinearRows, keep: bool) -> _Forward:
         elif call.tiling.whole:
             dense = _dense(coefficients, result.columns, num_classes)
         else:
-            again.append((start, stop))
+            again.extend(spans(start, stop, call.tiling.row_tokens))
     return _Forward(losses, slope, concatenate(parts, losses), dense, again)
 
 

@@ -156,7 +156,7 @@ def _kept_softmax(scores: Tensor, top: Tensor, kept: Tensor) -> _Mapping:
 
 
 def _entmax(kept: Tensor, top: Tensor, alpha: float | Tensor, needs_slope: bool) -> _Mapping:
-    """Map rows by entmax; with p, w and t of docs/math.md, `A = t + (sum p w - 1) / alpha`.
+    """Map rows by entmax; with p, w and t as in kernels/entmax, `A = t + (sum p w - 1) / alpha`.
 
     A is the minimum over t of that convex function, so an error of t enters it squared.
     """

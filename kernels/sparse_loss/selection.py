@@ -58,8 +58,8 @@ def _top_p_block(centred: Tensor, p: float) -> Tensor:
     exps = centred.exp()
     total = exps.sum(-1, keepdim=True)
     wanted, high = p * total, torch.ones_like(total)
-    # All scores below this one hold less than 1 - p together.
-    low = (1.0 - p) * total / centred.shape[1]
+    # All scores below this one hold less than 1 - p together, whatever the rounding.
+    low = (0.5 * (1.0 - p)) * total / centred.shape[1]
     for _ in range(_BISECTIONS):
         middle = (low * high).sqrt_()
         # The sum over exps > middle; with a mask of booleans it takes five times as long.

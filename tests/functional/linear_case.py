@@ -35,6 +35,11 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], dict]] = {
 each_loss = pytest.mark.parametrize("name", list(LOSSES))
 
 
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal numbers in float32, the same in every run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 class Case:
     """Hidden states, an output projection and targets, in float64."""
 

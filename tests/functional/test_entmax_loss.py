@@ -269,6 +269,20 @@ def test_alpha_above_two(alpha: float) -> None:
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("alpha", [4.0, 10.0])
+def test_gradient_above_two_keeps_its_digits_in_float32(alpha: float) -> None:
+    """deep-spin/entmax 36: p is a steep function of t there, and float32 was off by up to 0.14."""
+    lead = torch.linspace(-1, 1, 2001)
+    logits = torch.stack([lead, torch.zeros_like(lead)], -1).requires_grad_()
+    target = torch.zeros(2001, dtype=torch.long)
+    exact = logits.detach().double().requires_grad_()
+    grads = [
+        torch.autograd.grad(entmax_loss(z, target, alpha, reduction="sum"), z)[0]
+        for z in (logits, exact)
+    ]
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=0, atol=1e-6)
+
+
 def test_loss_falls_as_alpha_rises() -> None:
     """So a learned alpha of a loss climbs to its upper end; EntmaxLoss says how to use that."""
     logits, target = batch(rows=40)

@@ -1,27 +1,19 @@
 """The losses on hidden states equal those on logits, for any tiling, and refuse bad input."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_case import CLASSES, F64, LOSSES, PER_ROW, ROWS, Case, cut, draw, each_loss
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from sparseformer.functional import (
-    entmax_loss,
     linear_cross_entropy,
     linear_entmax_loss,
     linear_sparse_cross_entropy,
     sparse_cross_entropy,
 )
-from sparseformer.kernels.sparse_loss import linear
-from sparseformer.testing import assert_close_to_reference, largest_tensor
-
-from tests_case_placeholder
 
 
 @each_loss
@@ -197,8 +189,8 @@ def test_ties_across_tiles_go_to_the_lowest_class(
 
 @pytest.mark.parametrize("lead", [(), (2, 3), (3, 1, 2), (0,)], ids=str)
 def test_any_leading_shape_and_strides(lead: tuple[int, ...]) -> None:
-    hidden = torch.randn(*lead, 8)[..., ::2]
-    weight = torch.randn(4, 30).T
+    hidden = draw(*lead, 8)[..., ::2]
+    weight = draw(4, 30).T
     target = torch.zeros(lead, dtype=torch.long)
     losses = linear_sparse_cross_entropy(hidden, weight, target, k=2, reduction="none")
     assert losses.shape == lead

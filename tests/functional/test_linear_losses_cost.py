@@ -1,11 +1,9 @@
 """The losses on hidden states: memory, what is computed at all, precision, and autograd's modes."""
 
-import math
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_case import CLASSES, LOSSES, Case, cut, draw
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,8 +18,6 @@ from sparseformer.functional import (
 )
 from sparseformer.kernels.sparse_loss import linear
 from sparseformer.testing import assert_close_to_reference, largest_tensor
-
-from tests_case_placeholder
 
 
 @pytest.mark.parametrize("name", ["top-1", "top-4", "entmax-1.5", "sparsemax"])
@@ -49,17 +45,17 @@ def test_rows_with_a_wide_support_are_computed_whole(monkeypatch: pytest.MonkeyP
 
 
 class Allocations(TorchDispatchMode):
-    """Count the results of this many elements that are new memory."""
+    """Count the results of this shape that are new memory."""
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, shape: torch.Size) -> None:
         super().__init__()
-        self.numel, self.count = numel, 0
+        self.shape, self.count = shape, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         known = {leaf.data_ptr() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.numel() == self.numel:
+            if isinstance(leaf, Tensor) and leaf.shape == self.shape:
                 self.count += leaf.data_ptr() not in known
         return result
 
@@ -68,14 +64,16 @@ class Allocations(TorchDispatchMode):
 def test_a_frozen_operand_costs_neither_memory_nor_a_product(name: str) -> None:
     function, _, arguments = LOSSES[name]
     target = torch.zeros(3, dtype=torch.long)
-    hidden, weight = torch.randn(3, 7), torch.randn(200, 7)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 53, generator=generator)
+    weight = torch.randn(200, 53, generator=generator)
     counts = {}
     for frozen in ("none", "weight", "hidden"):
         leaves = hidden.clone(), weight.clone()
         leaves[0].requires_grad_(frozen != "hidden")
         leaves[1].requires_grad_(frozen != "weight")
         for operand, leaf in zip(("hidden", "weight"), leaves, strict=True):
-            with Allocations(leaf.numel()) as made:
+            with Allocations(leaf.shape) as made:
                 function(*leaves, target, **arguments).backward()
             counts[frozen, operand] = made.count
     assert counts["none", "weight"] > 0
@@ -98,6 +96,20 @@ def test_no_tensor_is_as_large_as_the_logits(monkeypatch: pytest.MonkeyPatch, na
         function(hidden, weight, target, **arguments).backward()
     assert gauge.numel <= tile, gauge
     assert rows * classes == 3 * tile
+
+
+def test_a_gradient_too_dense_to_keep_is_computed_again_in_small_pieces() -> None:
+    """With k just at the limit, k + 1 coefficients of a row are too many for a sparse product."""
+    hidden, weight = draw(64, 3).requires_grad_(), draw(80, 3).requires_grad_()
+    target = torch.arange(64)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cut(monkeypatch, classes=20, tokens=64)
+        with largest_tensor() as gauge:
+            linear_sparse_cross_entropy(hidden, weight, target, k=10).backward()
+        assert gauge.numel <= linear.TILE_LOGITS < 64 * 80, gauge
+    logits = F.linear(hidden, weight)
+    expected = torch.autograd.grad(sparse_cross_entropy(logits, target, k=10), (hidden, weight))
+    torch.testing.assert_close((hidden.grad, weight.grad), expected)
 
 
 def test_one_row_with_a_wide_support_widens_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +158,7 @@ def test_classifier_gradient_of_a_confident_target_in_bfloat16(name: str) -> Non
 
 
 def test_autocast_computes_the_logits_in_its_dtype() -> None:
-    hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(50, 3, requires_grad=True)
+    hidden, weight = draw(4, 3).requires_grad_(), draw(50, 3).requires_grad_()
     target = torch.arange(4)
     with torch.autocast("cpu", torch.bfloat16):
         loss = linear_sparse_cross_entropy(hidden, weight, target, k=5)
@@ -161,7 +173,7 @@ def test_autocast_computes_the_logits_in_its_dtype() -> None:
 
 
 def test_backward_inside_autocast_keeps_the_precision_of_the_forward_pass() -> None:
-    leaves = [torch.randn(4, 3).requires_grad_(), torch.randn(50, 3).requires_grad_()]
+    leaves = [draw(4, 3).requires_grad_(), draw(50, 3).requires_grad_()]
     target = torch.arange(4)
     expected = torch.autograd.grad(linear_cross_entropy(*leaves, target), leaves)
     loss = linear_cross_entropy(*leaves, target)

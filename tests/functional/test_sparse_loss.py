@@ -129,8 +129,8 @@ def test_ties_at_the_kth_place_go_to_the_lowest_class(k: int, kept: list[int]) -
 
 @pytest.mark.parametrize(
     ("p", "kept"),
-    [(0.2, [0]), (0.25, [0]), (0.3, [0, 1]), (0.99, [0, 1, 2, 3])],
-    ids=["below-one", "exactly-one", "above-one", "nearly-all"],
+    [(1e-17, [0]), (0.2, [0]), (0.25, [0]), (0.3, [0, 1]), (0.99, [0, 1, 2, 3])],
+    ids=["tiny", "below-one", "exactly-one", "above-one", "nearly-all"],
 )
 def test_top_p_keeps_the_smallest_set_and_the_lowest_of_equals(p: float, kept: list[int]) -> None:
     scores = torch.tensor([[0.5, 0.5, 0.5, 0.5, -math.inf]], dtype=torch.float64)
