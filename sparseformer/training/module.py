@@ -8,7 +8,7 @@ from sparseformer.config import Config
 from sparseformer.data import Batch, Tokenizer
 from sparseformer.errors import ConfigError
 from sparseformer.nn import AttentionChoice, Seq2SeqTransformer
-from sparseformer.training.objective import TRUNCATED, Objective
+from sparseformer.training.objective import Objective
 
 
 class TrainingModule(nn.Module):
@@ -63,8 +63,6 @@ def _describe_warmup(objective: Objective, config: Config) -> str:
 
 def warmup_steps(config: Config) -> int:
     """Return for how many steps a truncated loss is the full cross-entropy."""
-    if config.loss not in TRUNCATED:
-        return 0
     if config.objective.warmup_steps is not None:
         return config.objective.warmup_steps
     return 0 if config.init_from else config.train.steps // 4

@@ -41,7 +41,7 @@ class Objective(nn.Module):
             )
         self.loss = loss
         self.config = config
-        self.warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps if loss in TRUNCATED else 0
         self.alpha = AdaptiveAlpha(1, config.alpha) if loss == "entmax_adaptive" else None
 
     def forward(

@@ -1,1 +1,0 @@
-"""Pieces shared by the operations of this folder."""
