@@ -108,7 +108,7 @@ class DataConfig:
     """Tokens of the input, EOS included; longer rows are cut and counted."""
     max_target_length: int = 48
     """Tokens of the output, EOS included; longer rows are cut and counted."""
-    batch_tokens: int = 4096
+    batch_tokens: int = 3072
     """Padded source plus target tokens of one micro-batch."""
     max_train_rows: int | None = None
     """Use the first rows of the training split only."""
@@ -145,11 +145,11 @@ class ModelConfig:
     """Query heads of every attention; divides d_model."""
     num_kv_heads: int | None = None
     """Key and value heads (grouped or multi-query attention); divides num_heads; else num_heads."""
-    ffn_dim: int = 512
+    ffn_dim: int = 256
     """Inner width of the feed-forward blocks."""
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    dropout: float = 0.1
+    encoder_layers: int = 2
+    decoder_layers: int = 2
+    dropout: float = 0.0
     """Dropout of embeddings and of every block's output."""
     attention_dropout: float = 0.0
     """Dropout of the attention probabilities."""
@@ -225,9 +225,9 @@ class ObjectiveConfig:
 class OptimConfig:
     """AdamW, its parameter groups and the learning rate schedule."""
 
-    lr: float = 2e-3
+    lr: float = 3e-3
     """Peak learning rate."""
-    alpha_lr: float = 2e-2
+    alpha_lr: float = 4e-3
     """Peak learning rate of every learned alpha, which has no weight decay."""
     weight_decay: float = 0.01
     beta1: float = 0.9
@@ -252,14 +252,14 @@ class OptimConfig:
 class TrainConfig:
     """How long to train, and what to do on the way."""
 
-    steps: int = 1000
+    steps: int = 2000
     """Optimiser steps."""
     accumulate: int = 1
     """Micro-batches per optimiser step."""
-    log_every: int = 20
-    eval_every: int = 500
+    log_every: int = 50
+    eval_every: int = 1000
     """Optimiser steps between validations; the last step always validates."""
-    save_every: int = 500
+    save_every: int = 1000
     """Optimiser steps between checkpoints; the last step always saves."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep, beside the best one."""
