@@ -95,7 +95,7 @@ def print_report(run_dir: Path, config: Config, console: Console) -> None:
             f"{train['seconds']:.0f} s, {train['tokens_per_second']:,.0f} tokens/s; the weights "
             f"are those of step {train['best_step']:,}"
         )
-    console.print(f"everything is in {run_dir}")
+    console.print(f"everything is in {run_dir}", markup=False)
 
 
 def _baseline(config: Config, dataset: PairDataset) -> dict[str, float]:

@@ -29,6 +29,7 @@ from sparseformer.training.checkpoint import (
 )
 from sparseformer.training.runfolder import LOCK
 
+TOKENIZER = "tokenizer.json"
 # the parts of [model] that fix the names and shapes of the weights
 _SHAPE_FIELDS = (
     "d_model",
@@ -82,7 +83,8 @@ def with_initial_shape(config: Config, console: Console) -> Config:
     shape = {name: getattr(source.model, name) for name in _SHAPE_FIELDS}
     for name, value in shape.items():
         if value != getattr(config.model, name):
-            console.print(f"init    model.{name} is {value}, as in {config.init_from}")
+            line = f"init    model.{name} is {value}, as in {config.init_from}"
+            console.print(line, markup=False)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **shape))
 
 
@@ -93,7 +95,7 @@ def initialize_from(init_from: str, model: Seq2SeqTransformer, console: Console)
         CheckpointError: there is no usable checkpoint, or its weights don't fit.
     """
     folder = load_model_weights(init_from, model, prefix="model.", optional=_is_alpha)
-    console.print(f"init    weights from {folder}")
+    console.print(f"init    weights from {folder}", markup=False)
 
 
 def _is_alpha(name: str) -> bool:
@@ -125,7 +127,9 @@ def load_workspace(
     )
     for reason, rejection in dataset.rejected.items():
         where = ", ".join(rejection.first)
-        console.print(f"        left out: {rejection.count:,} rows, {reason} ({where})", markup=False)
+        console.print(
+            f"        left out: {rejection.count:,} rows, {reason} ({where})", markup=False
+        )
     console.print(
         f"tokens  vocabulary {tokenizer.vocab_size:,}; cut to length: {cut_src:,} sources "
         f"(limit {limits[0]}) and {cut_tgt:,} targets (limit {limits[1]})"
@@ -133,29 +137,33 @@ def load_workspace(
     return Workspace(dataset, tokenizer, train, validation, test)
 
 
-def write_config(
-    config: Config, run_dir: Path, checkpoint: Checkpoint | None, console: Console
+def write_settings(
+    config: Config,
+    tokenizer: Tokenizer,
+    run_dir: Path,
+    checkpoint: Checkpoint | None,
+    console: Console,
 ) -> None:
-    """Write config.toml; on resuming, say first what differs from the saved settings."""
-    resolved = dataclasses.asdict(config)
-    if checkpoint is not None:
-        for line in differences(checkpoint.state["config"], resolved):
-            console.print(f"changed {line}")
+    """Write config.toml and tokenizer.json; on resuming, say first what has changed.
+
+    Called when everything has been built and restored, so that a refused start changes nothing.
+    """
+    if checkpoint is None:
+        tokenizer.save(run_dir / TOKENIZER)
+    else:
+        for line in differences(checkpoint.state["config"], config):
+            console.print(f"changed {line}", markup=False)
     write_atomic(run_dir / "config.toml", dump_toml(config))
 
 
 def _load_tokenizer(
     config: Config, run_dir: Path, checkpoint: Checkpoint | None, dataset: PairDataset
 ) -> Tokenizer:
-    own_path = run_dir / "tokenizer.json"
     if checkpoint is not None:
-        return Tokenizer.load(own_path)
-    if config.init_from is None:
-        tokenizer = build_tokenizer(config.data, dataset)
-    else:
-        tokenizer = Tokenizer.load(Path(config.init_from) / "tokenizer.json")
-    tokenizer.save(own_path)
-    return tokenizer
+        return Tokenizer.load(run_dir / TOKENIZER)
+    if config.init_from is not None:
+        return Tokenizer.load(Path(config.init_from) / TOKENIZER)
+    return build_tokenizer(config.data, dataset)
 
 
 def _check_same_data(

@@ -47,7 +47,7 @@ from sparseformer.training.setup import (
     load_workspace,
     open_run_folder,
     with_initial_shape,
-    write_config,
+    write_settings,
 )
 from sparseformer.training.signals import Signals, StopRequested, catch_signals
 from sparseformer.training.stream import BatchStream
@@ -76,13 +76,13 @@ def train(config: Config, console: Console) -> int:
             report=functools.partial(console.print, markup=False),
         )
         workspace = load_workspace(config, run_dir, checkpoint, console)
-        write_config(config, run_dir, checkpoint, console)
         module = build_module(config, workspace.tokenizer, console).to(device)
         if config.init_from and checkpoint is None:
             initialize_from(config.init_from, module.model, console)
         trainer = Trainer(config, run_dir, workspace, module, signals, console)
         if checkpoint is not None:
             trainer.resume(checkpoint)
+        write_settings(config, workspace.tokenizer, run_dir, checkpoint, console)
         try:
             trainer.run_and_report()
         except StopRequested as stop:

@@ -140,3 +140,11 @@ def test_folder_that_is_no_run(
     message = capsys.readouterr().err
     assert "absent" in message
     assert "Traceback" not in message
+
+
+def test_a_refused_start_can_be_mended_in_the_same_folder(
+    copy_tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = [*copy_tiny, "--name", "run", "--loss", "sparse_topk", "--train.steps", "2"]
+    _refused([*start, "--objective.k", "500"], 2, ["objective.k"], capsys)
+    assert main(["train", *start]) == 0

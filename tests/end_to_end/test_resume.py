@@ -161,6 +161,15 @@ def test_other_data_or_tokenizer_on_resume_is_refused(
     assert "tokenizer.json" in capsys.readouterr().err
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    uninterrupted: Path, copy_tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (uninterrupted / "config.toml").read_bytes()
+    assert _train([*copy_tiny, "--model.ffn-dim", "96"], uninterrupted.parent) == 5
+    assert "doesn't fit the model" in capsys.readouterr().err
+    assert (uninterrupted / "config.toml").read_bytes() == before
+
+
 def test_two_runs_in_one_folder_are_refused(
     copy_tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
