@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from sparseformer.errors import CheckpointError, ConfigError
 from sparseformer.training.atomic import disk_error, write_atomic
@@ -74,10 +75,13 @@ class TrainLog:
 
         Args:
             record: `step` and its figures: numbers, or lists and mappings of numbers. The numbers
-                at the top level are shown.
+                at the top level are shown, apart from memory and a count of zero skipped steps.
         """
         self._write(record)
-        text = _describe({key: value for key, value in record.items() if key != "step"})
+        hidden = {"step", "memory_mib"}
+        if not record.get("skipped_steps"):
+            hidden.add("skipped_steps")
+        text = _describe({key: value for key, value in record.items() if key not in hidden})
         if self._bar is None:
             self._print(f"step {record['step']}/{self._total_steps}  {text}")
         else:
@@ -216,7 +220,8 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 def _describe(figures: Mapping[str, Any]) -> str:
     shown = {key: value for key, value in figures.items() if isinstance(value, int | float)}
-    return "  ".join(f"{key} {_short(value)}" for key, value in shown.items())
+    names = {"tokens_per_second": "tokens/s"}
+    return "  ".join(f"{names.get(key, key)} {_short(value)}" for key, value in shown.items())
 
 
 def _short(value: float) -> str:
@@ -228,10 +233,10 @@ def _short(value: float) -> str:
 
 def _progress_bar(console: Console) -> Progress:
     return Progress(
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1)),
         console=console,
     )
 

@@ -119,7 +119,7 @@ def test_without_a_terminal_each_record_is_one_plain_line(tmp_path: Path) -> Non
         log.validation(20, {"loss": 0.5, "[red]": 1.0}, is_best=True)
         log.validation(20, {"loss": 0.75}, is_best=False)
     assert shown(console).splitlines() == [
-        "step 20/1000  loss 3.21  tokens_per_second 123457",
+        "step 20/1000  loss 3.21  tokens/s 123457",
         "validation at step 20  loss 0.5  [red] 1  *",
         "validation at step 20  loss 0.75",
     ]
