@@ -151,15 +151,16 @@ def test_nonfinite_gradients_make_no_update_and_end_the_run(
     assert [step for step, same in before if same] == [4, 11, 12, 13]
 
 
-# the loss per target token after 60 steps; an untrained model has 2.5 (cross-entropy) or more
+# The validation loss per target token after 60 steps must be below these; before the first step it
+# is above 4.3 for every loss, and about two thirds of the bound was seen.
 BOUNDS = {
-    "cross_entropy": 1.9,
-    "sparse_topk": 1.9,
-    "sparse_topp": 1.9,
-    "sparsemax": 0.9,
-    "entmax15": 1.3,
-    "entmax": 1.3,
-    "entmax_adaptive": 1.3,
+    "cross_entropy": 1.4,
+    "sparse_topk": 1.4,
+    "sparse_topp": 1.4,
+    "sparsemax": 0.5,
+    "entmax15": 0.7,
+    "entmax": 0.7,
+    "entmax_adaptive": 0.5,
 }
 
 
