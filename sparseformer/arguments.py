@@ -9,7 +9,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sparseformer.config import Config
 from sparseformer.errors import ConfigError
@@ -103,20 +104,33 @@ def _toml_value(value: object) -> str:
     return repr(value)
 
 
-def _keys(cls: type, prefix: str = "") -> list[str]:
-    """List the dotted TOML keys of a configuration dataclass."""
+def _keys(cls: type, prefix: str = "") -> list[tuple[str, type]]:
+    """List the dotted TOML keys of a configuration dataclass, each with the type of its values."""
     keys = []
+    hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         factory = field.default_factory
         nested = isinstance(factory, type) and dataclasses.is_dataclass(factory)
-        keys += _keys(factory, key + ".") if nested else [key]  # type: ignore[arg-type]
+        if nested:
+            keys += _keys(factory, key + ".")  # type: ignore[arg-type]
+        else:
+            keys.append((key, _kind(hints[field.name])))
     return keys
+
+
+def _kind(hint: Any) -> type:
+    """Return bool, int, float, str or tuple for a setting's type; a Literal holds texts."""
+    choices = [choice for choice in get_args(hint) if choice is not type(None)]
+    if get_origin(hint) in (Union, UnionType):
+        return _kind(choices[0])
+    kind = get_origin(hint) or hint
+    return str if kind is Literal else kind
 
 
 def _flag_names(cls: type) -> set[str]:
     names = {"--help"}
-    for key in _keys(cls):
+    for key, _ in _keys(cls):
         section, _, leaf = key.replace("_", "-").rpartition(".")
         prefix = f"--{section}." if section else "--"
         names |= {prefix + leaf, f"{prefix}no-{leaf}"}
@@ -153,12 +167,33 @@ def _file_flags(path: Path) -> list[str]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     flags = []
-    known = set(_keys(Config))
+    kinds = dict(_keys(Config))
     for key, value in _flatten(table):
-        if key not in known:
-            raise ConfigError(f"{path} has an unknown key {key}{_nearest(key, known)}.")
+        if key not in kinds:
+            raise ConfigError(f"{path} has an unknown key {key}{_nearest(key, set(kinds))}.")
+        if not _fits(value, kinds[key]):
+            raise ConfigError(f"{path}: {key} is {value!r}, but it must be {_NAMES[kinds[key]]}.")
         flags += _as_flag(key, value)
     return flags
+
+
+_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    tuple: "a list of texts",
+}
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind is tuple:
+        return isinstance(value, list) and all(_fits(item, str) for item in value)
+    if kind is str:
+        return isinstance(value, str) and "\0" not in value
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -176,20 +211,39 @@ def _as_flag(key: str, value: object) -> list[str]:
         return [prefix + (leaf if value else f"no-{leaf}")]
     if isinstance(value, list):
         return [prefix + leaf, *(str(item) for item in value)]
-    return [prefix + leaf, str(value)]
+    return [f"{prefix}{leaf}={value}"]  # one argument, so that a value may begin with a dash
 
 
-def _sentence(box: str) -> str:
-    """Take the message out of the box that tyro draws around it."""
-    lines = [line.strip("│╭╮╰╯ ").strip() for line in box.splitlines()[1:]]
-    message = []
-    for line in lines:
-        if not line or set(line) <= {"─"}:
-            break
-        message.append(line)
-    text = re.sub(r"^Error parsing [\w.]+: (?=[\w.]+ is )", "", " ".join(message))
-    text = text[:1].upper() + text[1:] if text.startswith("invalid") else text
-    return text.rstrip(".") + _nearest_choice(text) + "."
+def _sentence(printed: str) -> str:
+    """Take the message out of the box that tyro draws around it, and say types in words."""
+    message: list[str] = []
+    for line in printed.splitlines()[1:]:  # the first line is the box's title
+        text = line.strip("│|╭╮╰╯+ ")
+        if re.search("[─-]{3}", text) or not text:  # a border, a separator or a gap
+            if message:
+                break
+            continue
+        message.append(text)
+    sentence = " ".join(message)
+    for pattern, replacement in _IN_WORDS:
+        sentence = re.sub(pattern, replacement, sentence)
+    return sentence.rstrip(".") + _nearest_choice(sentence) + "."
+
+
+_IN_WORDS = (
+    (r"^Error parsing [\w.]+: (?=[\w.]+ is )", ""),
+    (r"^Error parsing (--\S+): invalid literal for int.*: ('.*')", r"\1 is \2, not a whole number"),
+    (
+        r"^Error parsing (--\S+): could not convert string to float: ('.*')",
+        r"\1 is \2, not a number",
+    ),
+    (
+        r"^Error parsing (--\S+): no type matching .*\|(\w+) could .* from \[('.*')\]",
+        r"\1 is \3, not of type \2",
+    ),
+    (r"^Unrecognized options: (\S+)$", r"There is no place for the argument \1"),
+    (r"^invalid", "Invalid"),
+)
 
 
 def _nearest_choice(message: str) -> str:

@@ -1,14 +1,17 @@
 """The command line: train, evaluate, generate, inspect, data."""
 
 import dataclasses
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sparseformer import __version__
 from sparseformer.arguments import dump_toml, parse_config, parse_dataclass
 from sparseformer.config import DataConfig, GenerationConfig, MetricName, SourceName
-from sparseformer.errors import ConfigError, SparseformerError
+from sparseformer.errors import ConfigError, DataError, SparseformerError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,16 +43,36 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"sparseformer {__version__}")
+        return 0
     verb, rest = arguments[0], arguments[1:]
     prog = prog or f"sparseformer {verb}"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a terminal that can't show a letter shows its code instead
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return _verb(verb)(rest, prog)
+        code = _verb(verb)(rest, prog)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader is gone; what is still buffered would raise again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except SparseformerError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"\n{prog}: interrupted; nothing since the last checkpoint is kept", file=sys.stderr)
         return 130
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        print(
+            f"{prog}: {error.strerror}{place}; mend that and run the same command again.",
+            file=sys.stderr,
+        )
+        return 5
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
 
@@ -71,6 +94,8 @@ class EvaluateOptions:
 
     split: Literal["validation", "test"] = "test"
     metrics: tuple[MetricName, ...] = ("exact_match", "per", "chrf")
+    allow_changed_data: bool = False
+    """Go on although the data are no longer those that the run was trained on."""
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
 
 
@@ -83,7 +108,13 @@ def evaluate(argv: Sequence[str], prog: str) -> int:
     run = load_run(run_dir)
     defaults = EvaluateOptions(metrics=run.config.metrics, generation=run.config.generation)
     options = parse_dataclass(EvaluateOptions, rest, prog, default=defaults)
-    config = dataclasses.replace(run.config, metrics=options.metrics, generation=options.generation)
+    config = dataclasses.replace(
+        run.config,
+        metrics=options.metrics,
+        generation=options.generation,
+        train=dataclasses.replace(run.config.train, metric=None),
+        allow_changed_data=options.allow_changed_data or run.config.allow_changed_data,
+    )
     evaluation = evaluate_split(run._replace(config=config), options.split)
     _console().print(results_table({options.split: evaluation.metrics}))
     return 0
@@ -106,11 +137,26 @@ def generate(argv: Sequence[str], prog: str) -> int:
     defaults = GenerateOptions(generation=run.config.generation)
     options = parse_dataclass(GenerateOptions, flags, prog, default=defaults)
     config = dataclasses.replace(run.config, generation=options.generation)
-    if not texts:
-        texts = [line.rstrip("\n") for line in sys.stdin]
-    for output in generate_outputs(run._replace(config=config), texts):
+    texts = _as_utf8([os.fsencode(text) for text in texts] or _standard_input())
+    run = run._replace(config=config)
+    for output in generate_outputs(run, texts, warn=lambda text: print(text, file=sys.stderr)):
         print(output)
     return 0
+
+
+def _standard_input() -> list[bytes]:
+    content = sys.stdin.buffer.read()
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _as_utf8(texts: list[bytes]) -> list[str]:
+    try:
+        return [text.decode("utf-8").rstrip("\r") for text in texts]
+    except UnicodeDecodeError as error:
+        place = texts.index(error.object) + 1
+        raise DataError(
+            f"Text {place} is not UTF-8; convert it first, for example with iconv."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

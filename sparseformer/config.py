@@ -55,7 +55,9 @@ def _require_at_least(section: str, config: object, minimum: float, *names: str)
         value = getattr(config, name)
         if value is not None:
             key = f"{section}.{name}"
-            _require(math.isfinite(value) and value >= minimum, key, value, f"{minimum} or more")
+            finite = math.isfinite(value)
+            allowed = f"{minimum} or more{'' if finite else ' and finite'}"
+            _require(finite and value >= minimum, key, value, allowed)
 
 
 def _require_share(section: str, config: object, *names: str) -> None:
@@ -245,7 +247,7 @@ class OptimConfig:
         zeros = ("lr", "alpha_lr", "weight_decay", "warmup_steps", "final_lr_share", "clip_norm")
         _require_at_least("optim", self, 0, *zeros)
         _require_share("optim", self, "beta1", "beta2")
-        _require(self.eps > 0, "optim.eps", self.eps, "above 0")
+        _require(0 < self.eps < 1, "optim.eps", self.eps, "between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +265,9 @@ class TrainConfig:
     """Optimiser steps between checkpoints; the last step always saves."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep, beside the best one."""
-    metric: SelectionName = "exact_match"
-    """The validation figure that chooses the best checkpoint."""
+    metric: SelectionName | None = None
+    """The validation figure that chooses the best checkpoint; unset, the first of metrics. Of
+    equal figures the one with the lower loss wins."""
     patience: int | None = None
     """Stop after this many validations without a better figure."""
     max_nonfinite: int = 10
@@ -305,7 +308,10 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         _require_at_least("generation", self, 1, "beam_size", "max_length", "batch_tokens")
         _require_at_least("generation", self, 0, "no_repeat_ngram", "top_k", "length_penalty")
-        _require(self.temperature > 0, "generation.temperature", self.temperature, "above 0")
+        temperature = self.temperature
+        _require(
+            0.01 <= temperature <= 100, "generation.temperature", temperature, "in [0.01, 100]"
+        )
         _require(0.0 < self.top_p <= 1.0, "generation.top_p", self.top_p, "in (0, 1]")
 
 
@@ -342,21 +348,38 @@ class Config:
     def __post_init__(self) -> None:
         plain = self.name is None or (self.name not in ("", ".", "..") and "/" not in self.name)
         _require(plain, "name", self.name, "a folder name without /")
-        _require(self.seed >= 0, "seed", self.seed, "0 or more")
-        longest = max(self.data.max_source_length, self.data.max_target_length)
-        _require(
-            longest <= self.model.max_positions,
-            "model.max_positions",
-            self.model.max_positions,
-            f"at least data.max_source_length and data.max_target_length, here {longest}",
-        )
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
+        self._check_lengths()
+        self._check_learned_alphas()
         known = (*self.metrics, "loss")
-        _require(
-            self.train.metric in known,
-            "train.metric",
-            self.train.metric,
-            f"one of metrics: {known}",
-        )
+        metric = self.train.metric or "loss"
+        _require(metric in known, "train.metric", metric, f"one of metrics, here {known}")
+
+    def _check_lengths(self) -> None:
+        lengths = {
+            "data.max_source_length": self.data.max_source_length,
+            "data.max_target_length": self.data.max_target_length,
+            "generation.max_length": self.generation.max_length or 0,
+        }
+        name = max(lengths, key=lambda key: lengths[key])
+        allowed = f"at least {name} = {lengths[name]}"
+        positions = self.model.max_positions
+        _require(lengths[name] <= positions, "model.max_positions", positions, allowed)
+
+    def _check_learned_alphas(self) -> None:
+        model = self.model
+        attns = (self.attn, model.encoder_attn, model.decoder_attn, model.cross_attn)
+        allowed = "in [1.001, 1.999] for entmax_adaptive, which starts there and learns"
+        if "entmax_adaptive" in attns:
+            _require(1.001 <= model.alpha <= 1.999, "model.alpha", model.alpha, allowed)
+        if self.loss == "entmax_adaptive":
+            alpha = self.objective.alpha
+            _require(1.001 <= alpha <= 1.999, "objective.alpha", alpha, allowed)
+
+    @property
+    def selection_metric(self) -> SelectionName:
+        """The validation figure that chooses the best checkpoint."""
+        return self.train.metric or (self.metrics[0] if self.metrics else "loss")
 
     @property
     def run_dir(self) -> Path:

@@ -1,6 +1,9 @@
 """Arguments and TOML files: precedence, round trip, one sentence for every mistake."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,14 @@ def test_underscores_and_equal_signs_are_accepted_in_flags() -> None:
         (["--name", "a/b"], ["name", "a/b"]),
         (["--data.max-source-length", "900"], ["model.max_positions", "900"]),
         (["--train.metric", "bleu"], ["train.metric", "bleu", "exact_match"]),
+        (["--train.patience", "x"], ["--train.patience", "x", "INT"]),
+        (["--attn", "entmax_adaptive", "--model.alpha", "2"], ["model.alpha", "1.999"]),
+        (["--model.decoder-attn", "entmax_adaptive", "--model.alpha", "1"], ["model.alpha"]),
+        (["--loss", "entmax_adaptive", "--objective.alpha", "1"], ["objective.alpha", "1.001"]),
+        (["--generation.max-length", "900"], ["model.max_positions", "generation.max_length"]),
+        (["--generation.temperature", "1e-300"], ["generation.temperature"]),
+        (["--optim.lr", "inf"], ["optim.lr", "finite"]),
+        (["--seed", str(2**63)], ["seed"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -84,7 +95,14 @@ def test_a_wrong_flag_is_one_sentence_with_the_remedy(argv: list[str], words: li
         ("[data]\nsorce = 1\n", ["data.sorce", "data.source"]),
         ("[trian]\nsteps = 1\n", ["trian.steps", "train.steps"]),
         ('attn = "softmx"\n', ["softmx", "did you mean softmax"]),
-        ("[train]\nsteps = 1.5\n", ["--train.steps", "1.5"]),
+        ("[train]\nsteps = 1.5\n", ["train.steps", "1.5", "a whole number"]),
+        ("[train]\nsteps = [1, 2]\n", ["train.steps", "[1, 2]", "a whole number"]),
+        ("[train]\ntensorboard = 1\n", ["train.tensorboard", "true or false"]),
+        ("[train]\npatience = false\n", ["train.patience", "a whole number"]),
+        ("seed = true\n", ["seed", "a whole number"]),
+        ("name = 5\n", ["name", "a text"]),
+        ('name = "a\\u0000b"\n', ["name", "a text"]),
+        ('metrics = "bleu"\n', ["metrics", "a list"]),
         ("[train\n", ["not valid TOML"]),
     ],
 )
@@ -95,6 +113,33 @@ def test_a_wrong_file_is_one_sentence_with_the_remedy(
     with pytest.raises(ConfigError) as caught:
         parse_config(["--config", path], "train.py")
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_values_may_begin_with_a_dash(tmp_path: Path) -> None:
+    """A source prefix such as "-x" made a run folder that no verb could load."""
+    path = _write(tmp_path / "run.toml", '[data]\nsource_prefix = "--attn"\n')
+    assert load_run_config(Path(path)).data.source_prefix == "--attn"
+
+
+def test_metric_defaults_to_the_first_of_metrics() -> None:
+    config, _ = parse_config(["--metrics", "bleu", "chrf"], "p")
+    assert config.selection_metric == "bleu"
+
+
+def test_a_terminal_without_box_letters_gets_the_same_sentence() -> None:
+    """The frame that tyro draws in ASCII was taken for a part of the message."""
+    code = (
+        "from sparseformer.cli import main; import sys; sys.exit(main(['train', '--attn', 'foo']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("sparseformer train: Invalid choice 'foo' for argument")
+    assert "---" not in result.stderr
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -145,12 +145,14 @@ def test_report_is_one_file_with_everything(run_dir: Path) -> None:
 
 
 def test_report_escapes_every_text(run_dir: Path) -> None:
-    write_lines(run_dir / "predictions.jsonl", [{"src": EVIL, "tgt": EVIL, EVIL: EVIL}])
+    write_lines(
+        run_dir / "predictions.jsonl", [PREDICTIONS[0] | {"src": EVIL, "tgt": EVIL, EVIL: EVIL}]
+    )
     settings = f"name = '{EVIL}'\n['{EVIL}']\nkey = '{EVIL}'\n[train]\nnum_samples = 1\n"
     (run_dir / "config.toml").write_text(settings)
     evil_metrics = {"step": 1, "validation": {EVIL: 1.0}, "alpha": {EVIL: [[1.5]]}}
     write_lines(run_dir / "metrics.jsonl", [evil_metrics])
-    results = RESULTS | {"test": {EVIL: 1.0}, "train": {EVIL: 1.0}}
+    results = RESULTS | {"test": {EVIL: 1.0}, "train": RESULTS["train"] | {EVIL: 1.0}}
     (run_dir / "results.json").write_text(json.dumps(results))
     text = write_report(run_dir).read_text(encoding="utf-8")
     assert "<img src=x" not in text
@@ -174,10 +176,8 @@ def test_a_last_line_without_line_break_counts(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.toml", None, "config.toml is missing, so .* is not the folder of a run"),
         ("config.toml", "a = ", "config.toml is not TOML"),
         ("config.toml", "a = 1", "config.toml lacks train.num_samples"),
-        ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("metrics.jsonl", '{"step": 1}\n{oops\n{"step": 2}\n', "metrics.jsonl line 2 is not JSON"),
         ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl has a line without a step"),
         ("results.json", '{"test": {}}', "results.json lacks the table 'validation'"),
@@ -195,6 +195,72 @@ def test_a_broken_run_folder_is_named(
         (run_dir / name).write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(CheckpointError, match=message):
         write_report(run_dir)
+
+
+def _changed(part: str, value: object) -> str:
+    return json.dumps(RESULTS | {part: value})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(_changed("train", {}), "no number in train.steps", id="empty-train"),
+        pytest.param(
+            _changed("train", RESULTS["train"] | {"seconds": None}), "train.seconds", id="no-time"
+        ),
+        pytest.param(
+            _changed("train", RESULTS["train"] | {"best_step": "x"}), "train.best_step", id="text"
+        ),
+        pytest.param(_changed("test", {"loss": "low"}), "no number in test.loss", id="metric"),
+        pytest.param(_changed("baseline", {"bleu": True}), "baseline.bleu", id="boolean"),
+        pytest.param(_changed("alpha", {"cross": [1.5]}), "head in 'alpha'", id="flat-alpha"),
+        pytest.param(_changed("alpha", {"cross": [["a"]]}), "head in 'alpha'", id="alpha-text"),
+        pytest.param(_changed("density", [0.5]), "head in 'density'", id="density-list"),
+    ],
+)
+def test_results_of_another_shape_are_refused(run_dir: Path, content: str, message: str) -> None:
+    """`"train": {}` passed as results, and the trainer and the tables ended in a KeyError."""
+    (run_dir / "results.json").write_text(content)
+    remedy = "; delete it and run the same command again"
+    with pytest.raises(CheckpointError, match=f"results.json .*{message}{remedy}"):
+        read_run(run_dir)
+
+
+def test_figures_that_are_null_are_dashes(run_dir: Path) -> None:
+    """A loss that is not finite is null in results.json; a strict check must not refuse it."""
+    train = RESULTS["train"] | {"best_step": None}
+    changed = RESULTS | {"test": {"loss": None}, "train": train}
+    (run_dir / "results.json").write_text(json.dumps(changed))
+    assert "<td>-</td>" in write_report(run_dir).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["src", "tgt", "prediction"])
+def test_predictions_without_their_texts_are_refused(run_dir: Path, name: str) -> None:
+    """A row without a prediction was a KeyError in the table of samples."""
+    write_lines(run_dir / "predictions.jsonl", [PREDICTIONS[0], PREDICTIONS[1] | {name: None}])
+    with pytest.raises(CheckpointError, match=f"predictions.jsonl has no text '{name}' in row 2"):
+        read_run(run_dir)
+
+
+def test_alphas_of_another_shape_in_the_log_are_refused(run_dir: Path) -> None:
+    """A flat list of alphas was an AttributeError in the report."""
+    write_lines(run_dir / "metrics.jsonl", [{"step": 7, "alpha": [1.5]}])
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl .* 'alpha' of step 7"):
+        read_run(run_dir)
+
+
+def test_a_run_without_logged_steps_is_readable(run_dir: Path) -> None:
+    """Without metrics.jsonl a whole run was called `not the folder of a run`."""
+    (run_dir / "metrics.jsonl").unlink()
+    assert read_run(run_dir).metrics == []
+    assert write_report(run_dir).exists()
+
+
+def test_a_folder_without_config_is_a_usage_error(run_dir: Path) -> None:
+    """It was exit code 5, as if the disk were broken; the other verbs say 2."""
+    (run_dir / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no config.toml"):
+        read_run(run_dir)
 
 
 def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:

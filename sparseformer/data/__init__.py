@@ -3,7 +3,7 @@
 from sparseformer.data.baselines import baseline_predictions
 from sparseformer.data.batching import Batch, collate, epoch_batches, eval_batches
 from sparseformer.data.encoding import EncodedPairs, encode_pairs
-from sparseformer.data.pairs import BaselineName, Pair, PairDataset, Rejection
+from sparseformer.data.pairs import BaselineName, Pair, PairDataset, Rejection, shared_inputs
 from sparseformer.data.report import describe
 from sparseformer.data.sources import load_dataset
 from sparseformer.data.tokenizer import Tokenizer, build_tokenizer
@@ -24,4 +24,5 @@ __all__ = [
     "epoch_batches",
     "eval_batches",
     "load_dataset",
+    "shared_inputs",
 ]

@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sparseformer.config import DataConfig
-from sparseformer.errors import DataError
+from sparseformer.errors import CheckpointError, DataError
 
 
 def cache_folder(config: DataConfig) -> Path:
@@ -34,7 +35,11 @@ def make_folder(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file through a temporary neighbour: a kill leaves the old file or the new one."""
+    """Write a file through a temporary neighbour: a kill leaves the old file or the new one.
+
+    Raises:
+        CheckpointError: If the disk is full or refuses the file.
+    """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -42,12 +47,23 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"Can't write {path}: {error.strerror or error}; free some space or choose another "
+            "folder."
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # What went wrong above matters more than a temporary file that stays.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_lines(path: Path, values: Iterable[object]) -> None:
-    """Keep JSON values, one a line."""
+    """Keep JSON values, one a line.
+
+    Raises:
+        CheckpointError: If the disk is full or refuses the file.
+    """
     lines = (json.dumps(value, ensure_ascii=False) for value in values)
     write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 

@@ -191,6 +191,17 @@ def hold_out(pairs: Sequence[Pair], percent: int, purpose: str) -> tuple[list[Pa
     return stay, [pair for pair in pairs if pair.src in held]
 
 
+def shared_inputs(dataset: PairDataset) -> int:
+    """Count the distinct validation and test inputs that also stand in train.
+
+    Such inputs make a score look better than it is. Built-in sources and held-out splits have none;
+    files and splits that the user gives may.
+    """
+    train = {pair.src for pair in dataset.train}
+    scored = {pair.src for pairs in (dataset.validation, dataset.test) for pair in pairs}
+    return len(train & scored)
+
+
 def shared_sources(dataset: PairDataset) -> dict[str, int]:
     """Count source texts that stand in two splits; all counts are 0 when nothing leaks.
 

@@ -1,5 +1,6 @@
 """What `sparseformer data SOURCE` prints: counts, lengths, hash, leaks, rows left out, examples."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 QUANTILES = (0.05, 0.5, 0.95, 1.0)
 EXAMPLES = 3
 _EXAMPLE_CHARACTERS = 200
+# Control characters steer the terminal, line separators and directions reorder what it shows, and
+# lone surrogates can't be printed at all.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def describe(dataset: PairDataset) -> "Group":
@@ -25,7 +31,7 @@ def describe(dataset: PairDataset) -> "Group":
     Returns:
         A rich renderable: pairs per split, lengths in characters and words (5 %, median, 95 %,
         longest), content hash, rejected rows by reason, inputs that two splits share, and three
-        pairs.
+        pairs. Control characters of the data are shown as escapes.
     """
     from rich.console import Group
     from rich.text import Text
@@ -40,7 +46,9 @@ def describe(dataset: PairDataset) -> "Group":
     ]
     # Text, since `[VBD]` in a plain string would be taken for markup.
     return Group(
-        Text("\n".join(facts)), _lengths_table(dataset), Text("\n".join(_examples(dataset.train)))
+        Text("\n".join(_printable(fact) for fact in facts)),
+        _lengths_table(dataset),
+        Text("\n".join(_examples(dataset.train))),
     )
 
 
@@ -99,6 +107,11 @@ def _examples(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return (
-        text if len(text) <= _EXAMPLE_CHARACTERS else f"{text[:_EXAMPLE_CHARACTERS].rstrip()} ..."
-    )
+    if len(text) <= _EXAMPLE_CHARACTERS:
+        return _printable(text)
+    return f"{_printable(text[:_EXAMPLE_CHARACTERS].rstrip())} ..."
+
+
+def _printable(text: str) -> str:
+    r"""Write what a terminal would obey as an escape: `\x1b`, `\n`."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

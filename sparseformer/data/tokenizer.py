@@ -116,7 +116,11 @@ class Tokenizer:
         return cls(inner.to_str(pretty=True).encode(), f"a new {kind} tokenizer")
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json, byte for byte what was loaded."""
+        """Write tokenizer.json, byte for byte what was loaded.
+
+        Raises:
+            CheckpointError: If the disk is full or refuses the file.
+        """
         write_whole(Path(path), self._serialized)
 
     def encode(self, text: str) -> list[int]:

@@ -32,8 +32,8 @@ def write_report(run_dir: Path | str) -> Path:
         The path of the report.
 
     Raises:
-        ConfigError: If plotly is missing, or there is no such folder.
-        CheckpointError: If the run folder is incomplete or broken, or can't be written to.
+        ConfigError: If plotly is missing, or it is not the folder of a run.
+        CheckpointError: If the run folder is broken, or can't be written to.
     """
     _require_plotly()
     html = report_html(read_run(run_dir), Path(run_dir).resolve().name)
@@ -76,7 +76,11 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _facts(train: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [tuple(train), tuple(f"{value:,.10g}" for value in train.values())]
+    return [tuple(train), tuple(_figure(value) for value in train.values())]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.10g}"
 
 
 def _samples(run: RunRecord) -> list[tuple[str, ...]]:

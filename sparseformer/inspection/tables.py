@@ -23,8 +23,8 @@ def print_run(run_dir: Path | str, console: Console) -> None:
         console: Where to print.
 
     Raises:
-        ConfigError: If there is no such folder.
-        CheckpointError: If the run folder is incomplete or broken.
+        ConfigError: If it is not the folder of a run.
+        CheckpointError: If the run folder is broken.
     """
     run = read_run(run_dir)
     if run.results is not None:

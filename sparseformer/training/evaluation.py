@@ -9,6 +9,7 @@ import torch
 
 from sparseformer.config import Config
 from sparseformer.data import Batch, EncodedPairs, Tokenizer, collate, eval_batches
+from sparseformer.errors import NumericError
 from sparseformer.generation import generate
 from sparseformer.metrics import compute_metrics
 from sparseformer.training.module import TrainingModule, autocast, to_device
@@ -59,17 +60,27 @@ def evaluate(
             between_batches()
             batch = to_device(collate(encoded, rows, tokenizer), device)
             with autocast(config, device):
-                loss_sum += module(batch).item()
+                loss = module(batch).item()
+                _require_finite(loss, rows)
+                loss_sum += loss
                 texts = generate_texts(module, batch, tokenizer, config)
             num_targets += batch.num_targets
             for row, text in zip(batch.rows, texts, strict=True):
                 predictions[row] = text
     finally:
         module.train(was_training)
-    loss = loss_sum / num_targets if num_targets else math.nan
+    figures = {"loss": loss_sum / num_targets if num_targets else math.nan}
     return Evaluation(
-        {"loss": loss, **compute_metrics(predictions, references, config.metrics)}, predictions
+        figures | compute_metrics(predictions, references, config.metrics), predictions
     )
+
+
+def _require_finite(loss: float, rows: Sequence[int]) -> None:
+    if not math.isfinite(loss):
+        raise NumericError(
+            f"The loss of the evaluation rows {', '.join(map(str, rows[:8]))} is {loss}; the "
+            "weights have diverged, so start again with a lower --optim.lr and another --name."
+        )
 
 
 def evaluation_batches(encoded: EncodedPairs, config: Config) -> list[list[int]]:

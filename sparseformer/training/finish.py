@@ -1,5 +1,6 @@
 """The end of a run: best weights, test figures, results.json, predictions.jsonl, the report."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ def finish(
         "baseline": _baseline(config, dataset),
         "alpha": module.model.alphas(),
         "density": record.densities(),
+        "evaluation": _evaluation_settings(config),
         "train": {
             "steps": progress["step"],
             "best_step": progress["best_step"],
@@ -76,18 +78,26 @@ def write_predictions(path: Path, dataset: PairDataset, predictions: Sequence[st
     write_atomic(path, "".join(line + "\n" for line in lines))
 
 
-def has_results(run_dir: Path, step: int) -> bool:
-    """Return whether the run has been evaluated at this step."""
-    results = read_run(run_dir).results
-    return results is not None and results["train"]["steps"] == step
+def has_results(run_dir: Path, step: int, config: Config) -> bool:
+    """Return whether the run has been evaluated at this step, with these settings."""
+    run = read_run(run_dir)
+    if run.results is None or not run.predictions or run.results["train"]["steps"] != step:
+        return False
+    return bool(run.results.get("evaluation") == _evaluation_settings(config))
+
+
+def _evaluation_settings(config: Config) -> dict[str, Any]:
+    return {"metrics": list(config.metrics), "generation": dataclasses.asdict(config.generation)}
 
 
 def print_report(run_dir: Path, config: Config, console: Console) -> None:
     """Print the final report: figures, samples, what each head learned."""
     console.print()
     print_run(run_dir, console)
-    console.print(_sample_table(run_dir, config.train.num_samples))
-    results = read_run(run_dir).results
+    run = read_run(run_dir)
+    if config.train.num_samples and run.predictions:
+        console.print(_sample_table(run.predictions, config.train.num_samples))
+    results = run.results
     if results is not None:
         train = results["train"]
         console.print(
@@ -105,13 +115,11 @@ def _baseline(config: Config, dataset: PairDataset) -> dict[str, float]:
     return compute_metrics(predictions, [pair.tgt for pair in dataset.test], config.metrics)
 
 
-def _sample_table(run_dir: Path, count: int) -> Table:
+def _sample_table(rows: Sequence[Mapping[str, str]], count: int) -> Table:
     table = Table(title="Samples of the test split", title_justify="left")
     for column in ("source", "target", "prediction", ""):
         table.add_column(column, overflow="fold")
-    with (run_dir / "predictions.jsonl").open(encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    stride = max(1, len(rows) // max(count, 1))
+    stride = max(1, len(rows) // count)
     for row in rows[::stride][:count]:
         mark = "=" if row["prediction"] == row["tgt"] else "x"
         table.add_row(*(_plain(row[name]) for name in ("src", "tgt", "prediction")), mark)

@@ -1,6 +1,6 @@
 """A run, loaded from its folder for evaluation, generation and a look inside."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from sparseformer.data import (
     encode_pairs,
     load_dataset,
 )
-from sparseformer.training.checkpoint import load_model_weights
+from sparseformer.errors import DataError
+from sparseformer.training.checkpoint import load_model_weights, read_checkpoint
 from sparseformer.training.evaluation import (
     Evaluation,
     evaluate,
@@ -23,6 +24,7 @@ from sparseformer.training.evaluation import (
     generate_texts,
 )
 from sparseformer.training.module import TrainingModule, build_module, choose_device, to_device
+from sparseformer.training.setup import read_tokenizer
 
 
 class LoadedRun(NamedTuple):
@@ -31,6 +33,7 @@ class LoadedRun(NamedTuple):
     config: Config
     tokenizer: Tokenizer
     module: TrainingModule
+    data_hash: str
 
 
 def load_run(run_dir: str | Path) -> LoadedRun:
@@ -42,15 +45,27 @@ def load_run(run_dir: str | Path) -> LoadedRun:
     """
     run_dir = Path(run_dir)
     config = load_run_config(run_dir / "config.toml")
-    tokenizer = Tokenizer.load(run_dir / "tokenizer.json")
+    tokenizer = read_tokenizer(run_dir)
     module = build_module(config, tokenizer, Console(quiet=True))
-    load_model_weights(run_dir, module)
-    return LoadedRun(config, tokenizer, module.to(choose_device(config)).eval())
+    checkpoint = read_checkpoint(load_model_weights(run_dir, module))
+    module = module.to(choose_device(config)).eval()
+    return LoadedRun(config, tokenizer, module, checkpoint.state["data_hash"])
 
 
 def evaluate_split(run: LoadedRun, split: str) -> Evaluation:
-    """Evaluate a run on its `validation` or `test` split."""
-    pairs = getattr(load_dataset(run.config.data, run.config.seed), split)
+    """Evaluate a run on its `validation` or `test` split.
+
+    Raises:
+        DataError: the data are not those that the run was trained on, and allow_changed_data is
+            false; rows of the split may then have been trained on.
+    """
+    dataset = load_dataset(run.config.data, run.config.seed)
+    if dataset.content_hash != run.data_hash and not run.config.allow_changed_data:
+        raise DataError(
+            f"The data have the hash {dataset.content_hash[:12]}, but the run was trained on "
+            f"{run.data_hash[:12]}; put the old data back, or go on with --allow-changed-data."
+        )
+    pairs = getattr(dataset, split)
     data = run.config.data
     encoded = encode_pairs(
         pairs, run.tokenizer, data.max_source_length, data.max_target_length, data.source_prefix
@@ -59,13 +74,26 @@ def evaluate_split(run: LoadedRun, split: str) -> Evaluation:
     return evaluate(run.module, encoded, references, run.tokenizer, run.config)
 
 
-def generate_outputs(run: LoadedRun, texts: Sequence[str]) -> list[str]:
-    """Generate one output per text, in order, as the run's generation settings say."""
+def generate_outputs(
+    run: LoadedRun, texts: Sequence[str], warn: Callable[[str], object] = lambda _: None
+) -> list[str]:
+    """Generate one output per text, in order, as the run's generation settings say.
+
+    Args:
+        run: from load_run.
+        texts: inputs.
+        warn: gets one sentence when inputs were cut to the length limit or hold unknown tokens.
+    """
     data = run.config.data
     pairs = [Pair(text, "") for text in texts]
     encoded = encode_pairs(
         pairs, run.tokenizer, data.max_source_length, data.max_target_length, data.source_prefix
     )
+    if encoded.truncated_src:
+        warn(f"{encoded.truncated_src} inputs were cut to {data.max_source_length} tokens.")
+    unknown = sum(run.tokenizer.unk_id in ids for ids in encoded.src)
+    if unknown:
+        warn(f"{unknown} inputs hold tokens that the run has never seen.")
     device = next(run.module.parameters()).device
     outputs = [""] * len(texts)
     for rows in evaluation_batches(encoded, run.config):

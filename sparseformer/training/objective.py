@@ -47,7 +47,7 @@ class Objective(nn.Module):
     def forward(
         self, hidden: Tensor, output_weight: Tensor, labels: Tensor, step: int | None = None
     ) -> Tensor:
-        """Return the loss summed over the labels other than -100.
+        """Return the loss summed over the labels other than -100; NaN where logits may overflow.
 
         Args:
             hidden: [B, T, d_model].
@@ -55,6 +55,8 @@ class Objective(nn.Module):
             labels: [B, T] int64.
             step: optimiser steps taken so far; None means that any warm-up is over.
         """
+        if not _logits_are_finite(hidden, output_weight):
+            return hidden.sum() * torch.nan
         smoothing = self.config.label_smoothing
         warming_up = step is not None and step < self.warmup_steps
         if self.loss == "cross_entropy" or warming_up:
@@ -93,3 +95,10 @@ class Objective(nn.Module):
         if self.loss == "cross_entropy" or self.loss in TRUNCATED:
             return logits.float().log_softmax(-1)
         return entmax(logits.float(), self.current_alpha()).log()
+
+
+@torch.no_grad()
+def _logits_are_finite(hidden: Tensor, output_weight: Tensor) -> bool:
+    """Bound |z| by d max|h| max|w|; NaN and infinity anywhere fail the bound."""
+    largest = hidden.abs().amax() * output_weight.abs().amax() * hidden.shape[-1]
+    return bool(largest.isfinite())

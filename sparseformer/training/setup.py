@@ -111,7 +111,7 @@ def load_workspace(
         DataError: the data or the tokenizer are not those that the checkpoint was trained with.
     """
     dataset = load_dataset(config.data, config.seed)
-    tokenizer = _load_tokenizer(config, run_dir, checkpoint, dataset)
+    tokenizer = _load_tokenizer(config, run_dir, checkpoint, dataset, console)
     if checkpoint is not None:
         _check_same_data(config, checkpoint, dataset, tokenizer)
     limits = (config.data.max_source_length, config.data.max_target_length)
@@ -137,6 +137,15 @@ def load_workspace(
     return Workspace(dataset, tokenizer, train, validation, test)
 
 
+def settings_of_finished_run(config: Config, run_dir: Path, console: Console) -> Config:
+    """Keep the settings that a finished run was trained with; take those of its evaluation."""
+    trained = load_run_config(run_dir / "config.toml")
+    kept = dataclasses.replace(trained, metrics=config.metrics, generation=config.generation)
+    for line in differences(kept, config):
+        console.print(f"ignored {line}, since the run is finished", markup=False)
+    return kept
+
+
 def write_settings(
     config: Config,
     tokenizer: Tokenizer,
@@ -157,13 +166,33 @@ def write_settings(
 
 
 def _load_tokenizer(
-    config: Config, run_dir: Path, checkpoint: Checkpoint | None, dataset: PairDataset
+    config: Config,
+    run_dir: Path,
+    checkpoint: Checkpoint | None,
+    dataset: PairDataset,
+    console: Console,
 ) -> Tokenizer:
     if checkpoint is not None:
-        return Tokenizer.load(run_dir / TOKENIZER)
+        return read_tokenizer(run_dir)
     if config.init_from is not None:
-        return Tokenizer.load(Path(config.init_from) / TOKENIZER)
+        console.print(f"init    tokenizer of {config.init_from}", markup=False)
+        return read_tokenizer(Path(config.init_from))
     return build_tokenizer(config.data, dataset)
+
+
+def read_tokenizer(run_dir: Path) -> Tokenizer:
+    """Read the tokenizer.json that a run left in its folder.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        return Tokenizer.load(run_dir / TOKENIZER)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{run_dir / TOKENIZER} is missing or damaged; put the file of this run back, or start "
+            "another run with --name."
+        ) from error
 
 
 def _check_same_data(

@@ -30,7 +30,7 @@ class BatchStream:
         self._order = self._epoch_order()
 
     def __next__(self) -> Batch:
-        if self.index == len(self._order):
+        if self.index >= len(self._order):  # beyond it, when the data shrank since a checkpoint
             self.epoch, self.index = self.epoch + 1, 0
             self._order = self._epoch_order()
         rows = self._order[self.index]

@@ -46,6 +46,7 @@ from sparseformer.training.setup import (
     initialize_from,
     load_workspace,
     open_run_folder,
+    settings_of_finished_run,
     with_initial_shape,
     write_settings,
 )
@@ -82,6 +83,8 @@ def train(config: Config, console: Console) -> int:
         trainer = Trainer(config, run_dir, workspace, module, signals, console)
         if checkpoint is not None:
             trainer.resume(checkpoint)
+        if checkpoint is not None and trainer.finished:
+            trainer.config = config = settings_of_finished_run(config, run_dir, console)
         write_settings(config, workspace.tokenizer, run_dir, checkpoint, console)
         try:
             trainer.run_and_report()
@@ -113,6 +116,7 @@ class Progress:
     validated_step: int = 0
     best_step: int | None = None
     best_value: float | None = None
+    best_loss: float = math.inf
     stale_validations: int = 0
 
 
@@ -164,16 +168,20 @@ class Trainer:
         restore(checkpoint, self.module, self.optimizer)
         self.progress = Progress(**checkpoint.state["progress"])
         self.saved_step = checkpoint.step
+        if checkpoint.state["metric"] != self.config.selection_metric:
+            # figures of two metrics can't be compared, so the search for the best starts again
+            self.progress.best_step = self.progress.best_value = None
+            self.progress.best_loss, self.progress.stale_validations = math.inf, 0
         if self.progress.best_step is not None and self.progress.best_value is not None:
             # best.json may be older or newer than the checkpoint that could be used
-            metric = self.config.train.metric
+            metric = self.config.selection_metric
             write_best(self.run_dir, self.progress.best_step, metric, self.progress.best_value)
         self.console.print(f"resumed at step {checkpoint.step} of {self.config.train.steps}")
 
     def run_and_report(self) -> None:
         """Train to the end, evaluate the best weights and report; all of it only once."""
         step, steps = self.progress.step, self.config.train.steps
-        if self.finished and has_results(self.run_dir, step):
+        if self.finished and has_results(self.run_dir, step, self.config):
             self.console.print(f"already at step {step} of {steps}: nothing left to train")
         else:
             self.run()
@@ -240,7 +248,7 @@ class Trainer:
 
     def validate(self, log: TrainLog) -> None:
         """Evaluate the validation split, and save when it is the best so far."""
-        metric, progress = self.config.train.metric, self.progress
+        metric, progress = self.config.selection_metric, self.progress
         references = [pair.tgt for pair in self.workspace.dataset.validation]
         figures = evaluate(
             self.module,
@@ -252,8 +260,9 @@ class Trainer:
         ).metrics
         value = figures[metric]
         progress.validated_step = progress.step
-        if self._is_better(value):
+        if self._is_better(value, figures["loss"]):
             progress.best_step, progress.best_value = progress.step, value
+            progress.best_loss = figures["loss"]
             progress.stale_validations = 0
             self.save()
             write_best(self.run_dir, progress.step, metric, value)
@@ -269,6 +278,7 @@ class Trainer:
         state: dict[str, JSON] = {
             "progress": dataclasses.asdict(progress),
             "config": dataclasses.asdict(self.config),
+            "metric": self.config.selection_metric,
             "data_hash": self.workspace.dataset.content_hash,
             "tokenizer_hash": self.workspace.tokenizer.content_hash,
         }
@@ -340,11 +350,13 @@ class Trainer:
         step = self.progress.step
         return step > 0 and (step % every == 0 or step >= self.config.train.steps)
 
-    def _is_better(self, value: float) -> bool:
+    def _is_better(self, value: float, loss: float) -> bool:
         best = self.progress.best_value
         if best is None or math.isnan(best):
             return True
-        return value < best if self.config.train.metric in LOWER_IS_BETTER else value > best
+        if value == best:
+            return loss < self.progress.best_loss
+        return value < best if self.config.selection_metric in LOWER_IS_BETTER else value > best
 
 
 def _shorten(rows: Sequence[int], limit: int = 8) -> str:

@@ -145,7 +145,7 @@ def test_bad_rows_are_counted_by_reason_with_their_lines(tmp_path: Path, reason:
 
 
 def test_a_file_of_bad_rows_only_is_refused_whatever_the_share(tmp_path: Path) -> None:
-    path = _write(tmp_path / "x.jsonl", "[\n[\n")
+    path = _write(tmp_path / "x.jsonl", "{\n{\n")
     with pytest.raises(DataError, match=r"None of the 2 rows .* 2 not valid JSON \(x\.jsonl:1"):
         _collect(path, share=ANY)
 
@@ -201,6 +201,44 @@ def test_translation_objects_have_languages_for_columns(tmp_path: Path) -> None:
 def test_unusable_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         _collect(_write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sign"),
+    [
+        pytest.param("x.csv", "src,tgt\na,b\n".encode("utf-16"), "mark of UTF-16", id="csv"),
+        pytest.param("x.tsv", "\ufeffs\tt\n".encode("utf-16-be"), "mark of UTF-16", id="tsv"),
+        pytest.param("x.jsonl", '{"a": "b"}\n'.encode("utf-16-le"), "line 1 holds", id="no-mark"),
+        pytest.param("x.csv", b"src,tgt\na,b\0\n", "line 2 holds a NUL", id="nul"),
+    ],
+)
+def test_other_encodings_are_named(tmp_path: Path, name: str, content: bytes, sign: str) -> None:
+    """A file saved by a spreadsheet as UTF-16 became columns of NUL characters, or no columns."""
+    with pytest.raises(
+        DataError, match=rf"x\..* isn't UTF-8 text \(.*{sign}.*\): save it as UTF-8"
+    ):
+        _collect(_write(tmp_path / name, content))
+
+
+def test_parallel_text_in_another_encoding_is_named(tmp_path: Path) -> None:
+    """Lines of UTF-16 became pairs, and training went on with them."""
+    src, tgt = _write(tmp_path / "x.en", "a\n"), _write(tmp_path / "x.de", "A\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"x\.de isn't UTF-8 text"):
+        read_parallel(src, tgt)
+
+
+@pytest.mark.parametrize(
+    ("name", "converted"), [("my x.json", r"my x\.jsonl'"), ("x.jsonl", r"x\.lines\.jsonl")]
+)
+def test_an_array_of_json_is_told_from_json_lines(
+    tmp_path: Path, name: str, converted: str
+) -> None:
+    """An indented array was `not valid JSON` on every line, without a way out."""
+    path = _write(tmp_path / name, '\n [\n {"src": "a", "tgt": "b"}\n]\n')
+    with pytest.raises(
+        DataError, match=rf"one object per line: .* jq -c '\.\[\]' .* > .*{converted}"
+    ):
+        _collect(path, share=ANY)
 
 
 def test_parallel_text_keeps_its_rows_together(tmp_path: Path) -> None:
@@ -272,6 +310,42 @@ def test_row_limits_keep_the_first_rows_and_change_the_hash(tmp_path: Path) -> N
     assert list(part.train) == list(whole.train[:7])
     assert (len(part.validation), len(part.test)) == (2, 2)
     assert part.content_hash != whole.content_hash
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param({"train_file": "t.csv", "train_target_file": "t.de"},
+            r"data.train_file is the table t.csv, .* two plain text files", id="csv"),
+        pytest.param({"train_file": "t.en", "train_target_file": "t.JSON"},
+            r"data.train_target_file is the table t.JSON", id="json-target"),
+        pytest.param({"train_file": "t.csv", "validation_target_file": "v.de"},
+            "data.validation_target_file needs data.validation_file", id="validation-alone"),
+        pytest.param({"train_file": "t.csv", "test_target_file": "v.de"},
+            "data.test_target_file needs data.test_file", id="test-alone"),
+        pytest.param({"train_file": "t.en", "train_target_file": "t.de", "source_column": "a"},
+            "data.source_column .* parallel text has none", id="source-column"),
+        pytest.param({"train_file": "t.en", "train_target_file": "t.de", "target_column": "a"},
+            "data.target_column .* parallel text has none", id="target-column"),
+    ],
+)  # fmt: skip
+def test_options_that_parallel_text_cannot_use_are_named(
+    given: dict[str, str], message: str
+) -> None:
+    """Tables were read as lines of text, and the other options were ignored in silence."""
+    with pytest.raises(ConfigError, match=message):
+        _load(**given)
+
+
+def test_columns_may_belong_to_a_table_beside_parallel_text(tmp_path: Path) -> None:
+    dataset = _load(
+        train_file=str(_write(tmp_path / "t.en", "a\nb\n")),
+        train_target_file=str(_write(tmp_path / "t.de", "A\nB\n")),
+        test_file=str(_jsonl(tmp_path / "t.jsonl", {"x": "1", "y": "2"})),
+        source_column="y",
+        target_column="x",
+    )
+    assert list(dataset.test) == [Pair("2", "1")]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sparseformer.data.pairs import (
     hold_out,
     make_dataset,
     merge_rejections,
+    shared_inputs,
     shared_sources,
     split_by_group,
     split_of,
@@ -81,6 +82,14 @@ def test_shared_sources_are_counted() -> None:
         "train/test": 1,
         "validation/test": 0,
     }
+
+
+def test_inputs_of_train_that_are_scored_are_counted_once() -> None:
+    """Training said nothing when a given test file repeated inputs of the training file."""
+    train = [Pair("a", "1"), Pair("b", "1"), Pair("c", "1")]
+    splits = Splits(train, [Pair("a", "2"), Pair("x", "3")], [Pair("a", "1"), Pair("b", "3")])
+    assert shared_inputs(make_dataset("x", splits)) == 2
+    assert shared_inputs(make_dataset("x", Splits(train, [Pair("x", "1")], []))) == 0
 
 
 def test_rejections_keep_the_first_three_places_and_add_up() -> None:

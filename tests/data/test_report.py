@@ -44,6 +44,17 @@ def test_long_texts_are_cut_in_examples_only() -> None:
     assert "5,000" in printed
 
 
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """An escape sequence in the data could clear the screen or retitle the terminal."""
+    pair = Pair("a\x1b[2J\x9b\x07", "b\n\t\u202ec")
+    rejected = {"no value in column \x1b[31m": Rejection(1, ("a\udcff.csv:2",))}
+    printed = _print(make_dataset("x\x1b]0;", Splits([pair], [], []), rejected=rejected))
+    assert not set(printed) & set("\x1b\x9b\x07\t\u202e\udcff")
+    assert r"a\x1b[2J\x9b\x07" in printed
+    assert r"-> b\n\t\u202ec" in printed
+    assert r"column \x1b[31m (a\udcff.csv:2)" in printed
+
+
 def test_quantiles_are_lengths_that_occur() -> None:
     assert quantiles(list(range(1, 101))) == "5 50 95 100"
     assert quantiles([3]) == "3 3 3 3"

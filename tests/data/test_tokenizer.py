@@ -1,5 +1,6 @@
 """Tokenizers: exact round trips, no control tokens from text, the same file in any process."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sparseformer.config import DataConfig, TokenizerKind
 from sparseformer.data import Pair, Tokenizer, build_tokenizer
 from sparseformer.data.pairs import Splits, make_dataset
-from sparseformer.errors import ConfigError
+from sparseformer.errors import CheckpointError, ConfigError
 
 TEXTS = ["abc abd", "hug pug pun bun", "walk[VBD]", "a  b\n", "[D"]
 SYMBOLS = ("[VBD]", "<doc>", "<doc>s")
@@ -211,3 +212,28 @@ def test_build_tokenizer_loads_the_file_it_is_given(tmp_path: Path) -> None:
     config = DataConfig(tokenizer_file=str(tmp_path / "t.json"))
     tokenizer = build_tokenizer(config, make_dataset("x", Splits([], [], [])))
     assert tokenizer.content_hash == CHAR.content_hash
+
+
+def test_a_disk_that_refuses_the_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk ended the run in a traceback of OSError; it left no half a file, and must not."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    CHAR.save(tmp_path / "t.json")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        CheckpointError, match=r"Can't write .*t\.json: No space left .*; free some"
+    ):
+        BPE.save(tmp_path / "t.json")
+    assert Tokenizer.load(tmp_path / "t.json").content_hash == CHAR.content_hash
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    """Clearing up the temporary file raised NotADirectoryError over the error it should say."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"Can't write .*t\.json: Not a directory"):
+        CHAR.save(tmp_path / "file" / "t.json")

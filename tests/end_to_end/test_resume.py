@@ -143,9 +143,41 @@ def test_finished_run_says_so_and_changes_nothing(
 def test_other_settings_on_resume_are_listed(
     uninterrupted: Path, copy_tiny: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*copy_tiny, "--optim.lr", "0.001"]
+    more = [*copy_tiny, *STEPS, "--optim.lr", "0.001", "--train.steps", "24"]
+    assert main(["train", *more, "--name", "run", "--runs-dir", str(uninterrupted.parent)]) == 0
+    printed = capsys.readouterr().out
+    assert "changed optim.lr: 0.005 in the checkpoint, 0.001 now" in printed
+    assert "resumed at step 20 of 24" in printed
+    assert "lr = 0.001" in (uninterrupted / "config.toml").read_text()
+
+
+def test_finished_run_keeps_its_settings_and_is_evaluated_again_where_they_say(
+    uninterrupted: Path, copy_tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """config.toml named a loss that the weights were not trained with; new metrics were ignored."""
+    arguments = [*copy_tiny, "--optim.lr", "0.001", "--metrics", "exact_match", "per"]
     assert _train(arguments, uninterrupted.parent) == 0
-    assert "optim.lr: 0.005 in the checkpoint, 0.001 now" in capsys.readouterr().out
+    assert "ignored optim.lr" in capsys.readouterr().out
+    assert "lr = 0.005" in (uninterrupted / "config.toml").read_text()
+    assert "per" in json.loads((uninterrupted / "results.json").read_text())["test"]
+
+
+def test_another_metric_on_resume_starts_the_search_for_the_best_again(
+    uninterrupted: Path, copy_tiny: list[str]
+) -> None:
+    """A loss was compared with the best exact match, so that no later checkpoint could win."""
+    more = [*copy_tiny, *STEPS, "--train.steps", "24", "--train.metric", "loss"]
+    assert main(["train", *more, "--name", "run", "--runs-dir", str(uninterrupted.parent)]) == 0
+    best = json.loads((uninterrupted / "best.json").read_text())
+    assert (best["step"], best["metric"]) == (24, "loss")
+
+
+def test_fewer_rows_on_resume_start_the_next_epoch(copy_tiny: list[str]) -> None:
+    """The saved position lay behind the end of the shorter epoch: IndexError."""
+    run = [*copy_tiny, "--name", "run", "--data.batch-tokens", "80", "--train.eval-every", "90"]
+    assert main(["train", *run, "--train.steps", "12", "--data.max-train-rows", "200"]) == 0
+    fewer = ["--data.max-train-rows", "9", "--allow-changed-data", "--train.steps", "14"]
+    assert main(["train", *run, *fewer]) == 0
 
 
 def test_other_data_or_tokenizer_on_resume_is_refused(

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_tiny_model_learns_the_task(run_dir: Path) -> None:
     assert results["test"]["exact_match"] > 80
     assert results["train"]["steps"] == 300
     assert set(results) == {
-        "test", "validation", "baseline", "alpha", "density", "train",
+        "test", "validation", "baseline", "alpha", "density", "evaluation", "train",
     }  # fmt: skip
 
 
@@ -94,9 +95,63 @@ def test_generate_from_arguments_and_from_standard_input(
     texts, wanted = [row["src"] for row in rows[:3]], [row["prediction"] for row in rows[:3]]
     assert main(["generate", str(run_dir), *texts]) == 0
     assert capsys.readouterr().out.splitlines() == wanted
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(text + "\n" for text in texts)))
+    lines = "".join(text + "\n" for text in texts).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert main(["generate", str(run_dir), "--generation.strategy", "beam"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_generate_warns_of_cut_and_unknown_inputs_and_refuses_other_encodings(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is not UTF-8 ended in a TypeError of the tokenizer."""
+    assert main(["generate", str(run_dir), "[copy]" + "a" * 50, "\u03a9"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2
+    assert "1 inputs were cut to 16 tokens" in printed.err
+    assert "1 inputs hold tokens" in printed.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\nab\xff\n")))
+    assert main(["generate", str(run_dir)]) == 4
+    assert "Text 2 is not UTF-8" in capsys.readouterr().err
+
+
+def test_evaluate_takes_other_metrics_than_the_run(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """train.metric, which evaluation does not use, had to be one of the metrics."""
+    assert main(["evaluate", str(run_dir), "--metrics", "chrf", "--split", "validation"]) == 0
+    assert "chrf" in capsys.readouterr().out
+
+
+def test_evaluate_refuses_changed_data(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held-out rows of other data may have been trained on."""
+    copied = tmp_path / "run"
+    shutil.copytree(run_dir, copied)
+    settings = (copied / "config.toml").read_text().replace("seed = 1", "seed = 2")
+    (copied / "config.toml").write_text(settings)
+    assert main(["evaluate", str(copied)]) == 4
+    assert "--allow-changed-data" in capsys.readouterr().err
+    assert main(["evaluate", str(copied), "--allow-changed-data"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "generate"])
+def test_damaged_tokenizer_of_a_run_is_a_checkpoint_error(
+    verb: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run_dir, copied)
+    (copied / "tokenizer.json").write_text("{")
+    assert main([verb, str(copied), *(["x"] if verb == "generate" else [])]) == 5
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_of_equal_figures_the_lower_loss_is_the_best(copy_tiny: list[str], tmp_path: Path) -> None:
+    """With exact_match still 0 at every validation, the first checkpoint won."""
+    steps = ["--train.steps", "6", "--train.eval-every", "2", "--optim.lr", "1e-3"]
+    assert main(["train", *copy_tiny, *steps, "--name", "flat"]) == 0
+    assert _json(tmp_path / "runs/flat/best.json")["step"] == 6
 
 
 def test_inspect_prints_alphas_and_writes_the_report(
@@ -149,6 +204,17 @@ def test_nonfinite_gradients_make_no_update_and_end_the_run(
     assert main(["train", *copy_tiny, "--train.max-nonfinite", "4"]) == 3
     assert "step 14" in capsys.readouterr().err
     assert [step for step, same in before if same] == [4, 11, 12, 13]
+
+
+def test_divergence_is_counted_and_ends_the_run(
+    copy_tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss refused logits that are NaN by an exception, before the step could be skipped."""
+    arguments = ["--optim.lr", "1e30", "--optim.warmup-steps", "0", "--train.max-nonfinite", "3"]
+    assert main(["train", *copy_tiny, *arguments]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.count("no update was made") == 3
+    assert "--optim.lr" in printed.err
 
 
 # The validation loss per target token after 60 steps must be below these; before the first step it

@@ -35,6 +35,7 @@ def load_docstrings(config: DataConfig) -> PairDataset:
 
     Raises:
         DataError: If the cache folder can't be made, or its file is damaged.
+        CheckpointError: If the cache file can't be written.
     """
     paths = sysconfig.get_paths()
     roots = dict.fromkeys(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))

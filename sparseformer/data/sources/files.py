@@ -13,7 +13,7 @@ from sparseformer.data.pairs import (
     merge_rejections,
 )
 from sparseformer.data.sources.columns import Collected, collect_pairs
-from sparseformer.data.sources.readers import read_parallel, read_rows
+from sparseformer.data.sources.readers import TABLE_SUFFIXES, read_parallel, read_rows
 from sparseformer.errors import ConfigError
 
 
@@ -24,13 +24,14 @@ def load_files(config: DataConfig) -> PairDataset:
     text.
 
     Raises:
-        ConfigError: If data.train_file isn't set.
+        ConfigError: If data.train_file isn't set, or options don't go together.
         DataError: If a file, a column or too many rows can't be used.
     """
     if config.train_file is None:
         raise ConfigError(
             "The source files needs data.train_file: a JSONL, CSV, TSV, parquet or text file."
         )
+    _check_parallel(config)
     train = _load(config.train_file, config.train_target_file, config)
     validation, test = (
         None if file is None else _load(file, target_file, config)
@@ -61,6 +62,34 @@ def assemble(
     else:
         validation_pairs = validation.pairs
     return make_dataset(name, Splits(train_pairs, validation_pairs, test_pairs), rejected=rejected)
+
+
+def _check_parallel(config: DataConfig) -> None:
+    """Refuse options of parallel text that would be ignored or read as something else."""
+    has_table = False
+    for split in ("train", "validation", "test"):
+        file_option, target_option = f"{split}_file", f"{split}_target_file"
+        file, target_file = getattr(config, file_option), getattr(config, target_option)
+        has_table |= file is not None and target_file is None
+        if target_file is None:
+            continue
+        if file is None:
+            raise ConfigError(
+                f"data.{target_option} needs data.{file_option}, the other side of its pairs: set "
+                "both or neither."
+            )
+        for option, name in ((file_option, file), (target_option, target_file)):
+            if Path(name).suffix.lower() in TABLE_SUFFIXES:
+                raise ConfigError(
+                    f"data.{option} is the table {name}, but parallel text wants two plain text "
+                    f"files: leave out data.{target_option}, or give text files."
+                )
+    for option in ("source_column", "target_column"):
+        if getattr(config, option) is not None and not has_table:
+            raise ConfigError(
+                f"data.{option} chooses a column of a table, but parallel text has none: leave it "
+                "out."
+            )
 
 
 def _load(file: str, target_file: str | None, config: DataConfig) -> Collected:

@@ -1,15 +1,18 @@
 """Read JSONL, CSV, TSV, parquet and parallel text, without changing text or guessing types."""
 
+import codecs
 import csv
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from sparseformer.errors import DataError
 
 # Characters; the limit also ends the search for the second half of a lone quote.
 _LONGEST_CSV_FIELD = 10_000_000
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Row(NamedTuple):
@@ -30,7 +33,7 @@ def read_rows(path: Path) -> list[Row]:
     lines of JSONL, CSV and TSV are no rows.
 
     Raises:
-        DataError: If the file is missing, empty, damaged, or of another kind.
+        DataError: If the file is missing, empty, damaged, not UTF-8 text, or of another kind.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -48,7 +51,8 @@ def read_parallel(source: Path, target: Path) -> list[Row]:
     """Read two text files line by line; their rows have the columns `source` and `target`.
 
     Raises:
-        DataError: If a file is missing or empty, or one has more lines than the other.
+        DataError: If a file is missing or empty or isn't UTF-8 text, or one has more lines than the
+            other.
     """
     source_lines, target_lines = _read_plain_lines(source), _read_plain_lines(target)
     if len(source_lines) != len(target_lines):
@@ -77,11 +81,24 @@ def _read_lines(path: Path) -> list[str]:
 
     Bytes that aren't UTF-8 become lone surrogates, by which the row is rejected later.
     """
-    text = read_bytes(path).decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
+    content = read_bytes(path)
+    _refuse_other_encodings(path, content)
+    text = content.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
     return lines
+
+
+def _refuse_other_encodings(path: Path, content: bytes) -> None:
+    if content.startswith(_UTF16_MARKS):
+        sign = "it begins with the mark of UTF-16"
+    elif (position := content.find(b"\0")) >= 0:
+        line = content.count(b"\n", 0, position) + 1
+        sign = f"line {line:,} holds a NUL character"
+    else:
+        return
+    raise DataError(f"{path} isn't UTF-8 text ({sign}): save it as UTF-8.")
 
 
 def _read_plain_lines(path: Path) -> list[str]:
@@ -90,8 +107,19 @@ def _read_plain_lines(path: Path) -> list[str]:
 
 
 def _read_jsonl(path: Path) -> list[Row]:
-    lines = enumerate(_read_lines(path), 1)
-    return [_json_row(number, line) for number, line in lines if line.strip()]
+    lines = [(number, line) for number, line in enumerate(_read_lines(path), 1) if line.strip()]
+    if lines and lines[0][1].lstrip().startswith("["):
+        _refuse_array(path)
+    return [_json_row(number, line) for number, line in lines]
+
+
+def _refuse_array(path: Path) -> NoReturn:
+    converted = path.with_suffix(".lines.jsonl" if path.suffix.lower() == ".jsonl" else ".jsonl")
+    before, after = shlex.quote(str(path)), shlex.quote(str(converted))
+    raise DataError(
+        f"{path} begins with '[', but JSON Lines is wanted, one object per line: convert an array "
+        f"of objects with jq -c '.[]' {before} > {after}"
+    )
 
 
 def _json_row(number: int, line: str) -> Row:
@@ -168,3 +196,4 @@ _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }
+TABLE_SUFFIXES = tuple(_READERS)
