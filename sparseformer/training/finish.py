@@ -126,7 +126,7 @@ def _sample_table(rows: Sequence[Mapping[str, str]], count: int) -> Table:
     return table
 
 
-def _plain(text: str, limit: int = 300) -> str:
+def _plain(text: str, limit: int = 120) -> str:
     """Escape rich markup, and cut a long text."""
     return escape(text if len(text) <= limit else text[: limit - 3] + "...")
 

@@ -17,6 +17,7 @@ from sparseformer.data import (
     build_tokenizer,
     encode_pairs,
     load_dataset,
+    shared_inputs,
 )
 from sparseformer.errors import CheckpointError, ConfigError, DataError
 from sparseformer.nn import Seq2SeqTransformer
@@ -125,6 +126,9 @@ def load_workspace(
         f"data    {dataset.name}: {len(train.src):,} training, {len(validation.src):,} "
         f"validation, {len(test.src):,} test pairs, content {dataset.content_hash[:12]}"
     )
+    shared = shared_inputs(dataset)
+    if shared:
+        console.print(f"        {shared:,} validation and test inputs also stand in training")
     for reason, rejection in dataset.rejected.items():
         where = ", ".join(rejection.first)
         console.print(
