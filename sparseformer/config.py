@@ -227,7 +227,7 @@ class ObjectiveConfig:
 class OptimConfig:
     """AdamW, its parameter groups and the learning rate schedule."""
 
-    lr: float = 3e-3
+    lr: float = 2e-3
     """Peak learning rate."""
     alpha_lr: float = 4e-3
     """Peak learning rate of every learned alpha, which has no weight decay."""
