@@ -12,10 +12,8 @@ from sparseformer.data import (
     Pair,
     Tokenizer,
     collate,
-    encode_pairs,
     load_dataset,
 )
-from sparseformer.errors import DataError
 from sparseformer.training.checkpoint import load_model_weights, read_checkpoint
 from sparseformer.training.evaluation import (
     Evaluation,
@@ -24,7 +22,7 @@ from sparseformer.training.evaluation import (
     generate_texts,
 )
 from sparseformer.training.module import TrainingModule, build_module, choose_device, to_device
-from sparseformer.training.setup import read_tokenizer
+from sparseformer.training.setup import check_same_data, encode_split, read_tokenizer
 
 
 class LoadedRun(NamedTuple):
@@ -60,16 +58,9 @@ def evaluate_split(run: LoadedRun, split: str) -> Evaluation:
             false; rows of the split may then have been trained on.
     """
     dataset = load_dataset(run.config.data, run.config.seed)
-    if dataset.content_hash != run.data_hash and not run.config.allow_changed_data:
-        raise DataError(
-            f"The data have the hash {dataset.content_hash[:12]}, but the run was trained on "
-            f"{run.data_hash[:12]}; put the old data back, or go on with --allow-changed-data."
-        )
+    check_same_data(run.config, dataset, run.data_hash)
     pairs = getattr(dataset, split)
-    data = run.config.data
-    encoded = encode_pairs(
-        pairs, run.tokenizer, data.max_source_length, data.max_target_length, data.source_prefix
-    )
+    encoded = encode_split(pairs, run.tokenizer, run.config.data)
     references = [pair.tgt for pair in pairs]
     return evaluate(run.module, encoded, references, run.tokenizer, run.config)
 
@@ -84,13 +75,11 @@ def generate_outputs(
         texts: inputs.
         warn: gets one sentence when inputs were cut to the length limit or hold unknown tokens.
     """
-    data = run.config.data
     pairs = [Pair(text, "") for text in texts]
-    encoded = encode_pairs(
-        pairs, run.tokenizer, data.max_source_length, data.max_target_length, data.source_prefix
-    )
+    encoded = encode_split(pairs, run.tokenizer, run.config.data)
     if encoded.truncated_src:
-        warn(f"{encoded.truncated_src} inputs were cut to {data.max_source_length} tokens.")
+        limit = run.config.data.max_source_length
+        warn(f"{encoded.truncated_src} inputs were cut to {limit} tokens.")
     unknown = sum(run.tokenizer.unk_id in ids for ids in encoded.src)
     if unknown:
         warn(f"{unknown} inputs hold tokens that the run has never seen.")

@@ -1,7 +1,7 @@
 """What a run needs before its first step: folder, data, tokenizer, starting weights."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +9,10 @@ from typing import NamedTuple
 from rich.console import Console
 
 from sparseformer.arguments import dump_toml, load_run_config
-from sparseformer.config import Config
+from sparseformer.config import Config, DataConfig
 from sparseformer.data import (
     EncodedPairs,
+    Pair,
     PairDataset,
     Tokenizer,
     build_tokenizer,
@@ -114,10 +115,11 @@ def load_workspace(
     dataset = load_dataset(config.data, config.seed)
     tokenizer = _load_tokenizer(config, run_dir, checkpoint, dataset, console)
     if checkpoint is not None:
-        _check_same_data(config, checkpoint, dataset, tokenizer)
+        _check_same_tokenizer(config, checkpoint, tokenizer)
+        check_same_data(config, dataset, checkpoint.state["data_hash"])
     limits = (config.data.max_source_length, config.data.max_target_length)
     train, validation, test = (
-        encode_pairs(pairs, tokenizer, *limits, config.data.source_prefix)
+        encode_split(pairs, tokenizer, config.data)
         for pairs in (dataset.train, dataset.validation, dataset.test)
     )
     cut_src = sum(split.truncated_src for split in (train, validation, test))
@@ -139,6 +141,26 @@ def load_workspace(
         f"(limit {limits[0]}) and {cut_tgt:,} targets (limit {limits[1]})"
     )
     return Workspace(dataset, tokenizer, train, validation, test)
+
+
+def encode_split(pairs: Sequence[Pair], tokenizer: Tokenizer, data: DataConfig) -> EncodedPairs:
+    """Encode pairs with the prefix and within the lengths of a run's settings."""
+    limits = (data.max_source_length, data.max_target_length)
+    return encode_pairs(pairs, tokenizer, *limits, data.source_prefix)
+
+
+def check_same_data(config: Config, dataset: PairDataset, trained_hash: str) -> None:
+    """Refuse data that are not those of the training, unless --allow-changed-data is given.
+
+    Raises:
+        DataError: the hashes differ; held-out rows may have been trained on.
+    """
+    if dataset.content_hash != trained_hash and not config.allow_changed_data:
+        raise DataError(
+            f"The data have the hash {dataset.content_hash[:12]}, but the run was trained on "
+            f"{trained_hash[:12]}; put the old data back, go on with --allow-changed-data, or "
+            "start another run with --name."
+        )
 
 
 def settings_of_finished_run(config: Config, run_dir: Path, console: Console) -> Config:
@@ -199,20 +221,11 @@ def read_tokenizer(run_dir: Path) -> Tokenizer:
         ) from error
 
 
-def _check_same_data(
-    config: Config, checkpoint: Checkpoint, dataset: PairDataset, tokenizer: Tokenizer
-) -> None:
+def _check_same_tokenizer(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     if tokenizer.content_hash != checkpoint.state["tokenizer_hash"]:
         raise CheckpointError(
             f"The tokenizer.json in {config.run_dir} has the hash {tokenizer.content_hash[:12]}, "
             f"but step {checkpoint.step} was trained with that of hash "
             f"{checkpoint.state['tokenizer_hash'][:12]}; put the old file back, or "
             "start another run with --name."
-        )
-    old_hash = checkpoint.state["data_hash"]
-    if dataset.content_hash != old_hash and not config.allow_changed_data:
-        raise DataError(
-            f"The data have the hash {dataset.content_hash[:12]}, but step {checkpoint.step} was "
-            f"trained on {old_hash[:12]}; go on with --allow-changed-data, or start another run "
-            "with --name."
         )
