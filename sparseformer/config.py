@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from sparseformer.errors import ConfigError
 
+BackendName = Literal["auto", "pytorch", "cpp", "triton"]
 AttnName = Literal["softmax", "sparsemax", "entmax15", "entmax", "entmax_adaptive", "topk", "topp"]
 LossName = Literal[
     "cross_entropy",
@@ -177,6 +178,9 @@ class ModelConfig:
     """topk attention: keys that a query keeps."""
     attn_p: float = 0.9
     """topp attention: the softmax mass that a query keeps."""
+    backend: BackendName = "auto"
+    """What attention runs on. auto: Triton on a GPU; on a CPU compiled C++, or PyTorch without a
+    compiler. triton on a CPU needs TRITON_INTERPRET=1 and is for tests."""
 
     def __post_init__(self) -> None:
         ones = ("d_model", "num_heads", "num_kv_heads", "ffn_dim", "max_positions", "attn_k")

@@ -1,6 +1,6 @@
 """Every public function of the package on one page, in the manner of torch.nn.functional."""
 
-from sparseformer.kernels.entmax import entmax, entmax15, sparsemax
+from sparseformer.kernels.entmax import entmax, entmax15, log_entmax, sparsemax
 from sparseformer.kernels.entmax_attention import (
     AttentionStats,
     entmax_attention,
@@ -10,20 +10,35 @@ from sparseformer.kernels.entmax_attention import (
     topp_attention,
     topp_attention_with_stats,
 )
-from sparseformer.kernels.softmax_variants import taylor_softmax, topk_softmax, topp_softmax
+from sparseformer.kernels.softmax_variants import (
+    log_taylor_softmax,
+    log_topk_softmax,
+    log_topp_softmax,
+    taylor_softmax,
+    topk_softmax,
+    topp_softmax,
+)
 from sparseformer.kernels.sparse_loss import (
+    LossStats,
     am_softmax_loss,
     entmax15_loss,
     entmax_loss,
+    entmax_loss_with_stats,
     linear_cross_entropy,
     linear_entmax_loss,
+    linear_entmax_loss_with_stats,
     linear_sparse_cross_entropy,
+    linear_sparse_cross_entropy_with_stats,
+    parallel_linear_entmax_loss,
+    parallel_linear_sparse_cross_entropy,
     sparse_cross_entropy,
+    sparse_cross_entropy_with_stats,
     sparsemax_loss,
 )
 
 __all__ = [
     "AttentionStats",
+    "LossStats",
     "am_softmax_loss",
     "entmax",
     "entmax15",
@@ -31,10 +46,20 @@ __all__ = [
     "entmax_attention",
     "entmax_attention_with_stats",
     "entmax_loss",
+    "entmax_loss_with_stats",
     "linear_cross_entropy",
     "linear_entmax_loss",
+    "linear_entmax_loss_with_stats",
     "linear_sparse_cross_entropy",
+    "linear_sparse_cross_entropy_with_stats",
+    "log_entmax",
+    "log_taylor_softmax",
+    "log_topk_softmax",
+    "log_topp_softmax",
+    "parallel_linear_entmax_loss",
+    "parallel_linear_sparse_cross_entropy",
     "sparse_cross_entropy",
+    "sparse_cross_entropy_with_stats",
     "sparsemax",
     "sparsemax_loss",
     "taylor_softmax",

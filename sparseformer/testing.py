@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sparseformer.kernels.common.operators import IMPLEMENTATIONS
+
 Kind = Literal["forward", "gradient", "alpha"]
 
 # How much further from float64 than plain PyTorch in the same dtype a kernel may be.
@@ -169,12 +171,12 @@ def largest_tensor() -> Iterator[TensorGauge]:
         yield gauge
 
 
-class _Watch(TorchDispatchMode):
-    """Show every returned tensor and the name of its operation to `see`."""
+class SeeInside(TorchDispatchMode):
+    """A dispatch mode that sees what our own operators do inside; a subclass defines `see`."""
 
-    def __init__(self, see: Callable[[str, Tensor], None]) -> None:
-        super().__init__()
-        self._see = see
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation of torch and return its result."""
+        return func(*args, **kwargs)
 
     def __torch_dispatch__(
         self,
@@ -183,8 +185,25 @@ class _Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        implementation = IMPLEMENTATIONS.get(func.name())
+        if implementation is None:
+            return self.see(func, args, kwargs or {})
+        # The mode is off in here, and has to be on again for what the operator is made of.
+        with self:
+            return implementation(*args, **(kwargs or {}))
+
+
+class _Watch(SeeInside):
+    """Show every returned tensor and the name of its operation to a function."""
+
+    def __init__(self, show: Callable[[str, Tensor], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operation and show what it returns."""
+        result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._see(func.overloadpacket.__name__, leaf)
+                self._show(func.overloadpacket.__name__, leaf)
         return result

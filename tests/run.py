@@ -1,5 +1,6 @@
 """Run every check in lanes, print each lane's time, and fail when one of them fails."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,24 +8,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
+# Tests use one thread each, so two processes keep two cores busy.
+IN_TWO = [*PYTEST, "-n", "2"]
+LANE_FOLDERS = ("functional", "nn", "interpreter", "compile_gate", "end_to_end")
 LANES: dict[str, list[list[str]]] = {
     "style": [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
         [sys.executable, "-m", "mypy"],
     ],
-    "reference": [[*PYTEST, "tests/functional", "tests/nn"]],
-    "rooms": [
-        [
-            *PYTEST,
-            "tests",
-            "--ignore=tests/functional",
-            "--ignore=tests/nn",
-            "--ignore=tests/end_to_end",
-        ]
-    ],
+    "reference": [[*IN_TWO, "tests/functional", "tests/nn"]],
+    "interpreter": [[*IN_TWO, "tests/interpreter"]],
+    "compile gate": [[*IN_TWO, "tests/compile_gate"]],
+    "rooms": [[*IN_TWO, "tests", *(f"--ignore=tests/{name}" for name in LANE_FOLDERS)]],
     "end-to-end": [[*PYTEST, "tests/end_to_end"]],
 }
+# The interpreter lane runs Triton's kernels on the CPU; the others must not.
+ENVIRONMENT = {"interpreter": {"TRITON_INTERPRET": "1"}}
 
 
 def main(names: list[str]) -> int:
@@ -43,7 +43,10 @@ def main(names: list[str]) -> int:
 def _run(name: str) -> tuple[bool, float]:
     print(f"\n== {name}", flush=True)
     started = time.perf_counter()
-    codes = [subprocess.run(command, cwd=ROOT).returncode for command in LANES[name]]
+    environment = {**os.environ, **ENVIRONMENT.get(name, {})}
+    codes = [
+        subprocess.run(command, cwd=ROOT, env=environment).returncode for command in LANES[name]
+    ]
     return not any(codes), time.perf_counter() - started
 
 

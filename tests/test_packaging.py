@@ -36,6 +36,7 @@ def test_wheel_holds_the_kernels_once_and_nothing_else_at_the_top(wheel: Path) -
         next(name.split("/")[0] for name in names if ".dist-info" in name),
     }
     assert "sparseformer/kernels/entmax/interface.py" in names
+    assert "sparseformer/kernels/entmax/cpp/rows.cpp" in names
     assert "sparseformer/py.typed" in names
     assert len(names) == len(set(names))
 

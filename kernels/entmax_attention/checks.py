@@ -1,33 +1,21 @@
-"""What callers may pass to attention, checked once, and what the computation makes of it."""
+"""What callers may pass to attention, checked once, and the operator's arguments made of it."""
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from sparseformer.kernels.entmax_attention.autograd import AttentionTensors, attend
-from sparseformer.kernels.entmax_attention.masks import (
-    UNLIMITED,
-    AttentionParams,
-    Padding,
-    Segment,
-)
-from sparseformer.kernels.entmax_attention.row_maps import (
-    Entmax,
-    KeptSoftmax,
-    RowMap,
-    softmax_rows,
-)
-from sparseformer.kernels.entmax_attention.stats import AttentionStats, StatsCollector
-from sparseformer.kernels.softmax_variants.reference import (
-    topk_probabilities,
-    topp_probabilities,
-)
+from sparseformer.kernels.common.backends import Chosen, check_backend
+from sparseformer.kernels.entmax_attention.arguments import Arguments
+from sparseformer.kernels.entmax_attention.masks import CHUNK_ELEMENTS, UNLIMITED, Segment
 
-BACKENDS = ("auto", "pytorch")
+BACKENDS: dict[str, tuple[Chosen, ...]] = {
+    "entmax": ("pytorch", "cpp", "triton"),
+    "topk": ("pytorch",),
+    "topp": ("pytorch",),
+}
 
 
 @dataclass(frozen=True)
@@ -46,63 +34,77 @@ class Options:
     backend: str = "auto"
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call whose arguments are known to fit together."""
-
-    tensors: AttentionTensors
-    row_map: RowMap
-    params: AttentionParams
-
-    def run(self) -> Tensor:
-        """Return the output."""
-        return attend(self.tensors, self.row_map, self.params)
-
-    def run_with_stats(self) -> tuple[Tensor, AttentionStats]:
-        """Return the output and its sparsity."""
-        stats = StatsCollector(self.tensors.query, self.tensors.key)
-        output = attend(self.tensors, self.row_map, self.params, stats)
-        return output, stats.result()
-
-
-def entmax_call(
+def entmax_arguments(
     query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, options: Options
-) -> Call:
+) -> Arguments:
     """Check the arguments of entmax attention."""
-    call = _checked_call(query, key, value, KeptSoftmax(softmax_rows), options)
-    alpha = _checked_alpha(alpha, query)
-    if isinstance(alpha, Tensor):
-        return replace(call, tensors=call.tensors._replace(alpha=alpha))
-    return call if alpha == 1.0 else replace(call, row_map=Entmax(alpha))
+    arguments = _arguments(query, key, value, "entmax", 1.0, options)
+    if not isinstance(alpha, Tensor):
+        if not 1.0 <= alpha <= 2.0:
+            raise ValueError(f"alpha is {alpha}, but it must be in [1, 2].")
+        return arguments._replace(parameter=float(alpha))
+    heads = query.shape[1]
+    if alpha.shape not in ((), (heads,)):
+        raise ValueError(
+            f"alpha must be a number, a 0-d tensor or one value for each of the {heads} "
+            f"query heads, got shape {list(alpha.shape)}."
+        )
+    if alpha.device != query.device:
+        raise ValueError(f"alpha is on {alpha.device}, but query is on {query.device}.")
+    return arguments._replace(alpha=alpha.expand(heads))
 
 
-def topk_call(query: Tensor, key: Tensor, value: Tensor, k: int, options: Options) -> Call:
+def topk_arguments(
+    query: Tensor, key: Tensor, value: Tensor, k: int, options: Options
+) -> Arguments:
     """Check the arguments of top-k attention."""
     if k < 1:
         raise ValueError(f"k is {k}, but a query must keep 1 key or more.")
-    return _checked_call(query, key, value, KeptSoftmax(partial(topk_probabilities, k=k)), options)
+    return _arguments(query, key, value, "topk", float(k), options)
 
 
-def topp_call(query: Tensor, key: Tensor, value: Tensor, p: float, options: Options) -> Call:
+def topp_arguments(
+    query: Tensor, key: Tensor, value: Tensor, p: float, options: Options
+) -> Arguments:
     """Check the arguments of top-p attention."""
     if not 0.0 < p <= 1.0:
         raise ValueError(f"p is {p}, but it must be in (0, 1].")
-    return _checked_call(query, key, value, KeptSoftmax(partial(topp_probabilities, p=p)), options)
+    return _arguments(query, key, value, "topp", p, options)
 
 
-def _checked_call(
-    query: Tensor, key: Tensor, value: Tensor, row_map: RowMap, options: Options
-) -> Call:
-    """Check the arguments that do not depend on the row map."""
-    if options.backend not in BACKENDS:
-        raise ValueError(f"backend is {options.backend!r}, but it must be one of {BACKENDS}.")
+def _arguments(
+    query: Tensor, key: Tensor, value: Tensor, mapping: str, parameter: float, options: Options
+) -> Arguments:
+    """Check the arguments that do not depend on the map."""
+    check_backend(f"{mapping}_attention", options.backend, BACKENDS[mapping])
     _check_tensors(query, key, value)
     _check_bias(options.relative_bias, query, key)
     if not 0.0 <= options.dropout_p < 1.0:
         raise ValueError(f"dropout_p is {options.dropout_p}, but it must be in [0, 1).")
-    padding = _checked_padding(options, query, key)
-    tensors = AttentionTensors(query, key, value, None, options.relative_bias, padding)
-    return Call(tensors, row_map, _params(query, key, options))
+    _check_padding(options, query)
+    _check_packing(options, query)
+    left, right = _band(options)
+    default_scale = max(query.shape[3], 1) ** -0.5
+    return Arguments(
+        query,
+        key,
+        value,
+        None,
+        options.relative_bias,
+        options.key_start,
+        options.key_length,
+        options.cu_seqlens_q,
+        options.cu_seqlens_k,
+        _draw_seed(query.device) if options.dropout_p else None,
+        mapping,
+        parameter,
+        left,
+        right,
+        float(options.dropout_p),
+        default_scale if options.scale is None else float(options.scale),
+        options.backend,
+        CHUNK_ELEMENTS,
+    )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -148,30 +150,18 @@ def _check_bias(relative_bias: Tensor | None, query: Tensor, key: Tensor) -> Non
         )
 
 
-def _checked_alpha(alpha: float | Tensor, query: Tensor) -> float | Tensor:
-    """Return a float where one number says it all, else a tensor [Hq]."""
-    if not isinstance(alpha, Tensor):
-        if not 1.0 <= alpha <= 2.0:
-            raise ValueError(f"alpha is {alpha}, but it must be in [1, 2].")
-        return float(alpha)
-    heads = query.shape[1]
-    if alpha.shape not in ((), (heads,)):
-        raise ValueError(
-            f"alpha must be a number, a 0-d tensor or one value for each of the {heads} "
-            f"query heads, got shape {list(alpha.shape)}."
-        )
-    if alpha.device != query.device:
-        raise ValueError(f"alpha is on {alpha.device}, but query is on {query.device}.")
-    alpha = alpha.expand(heads)
-    values = alpha.detach().tolist()
+def checked_alpha(alpha: Tensor | None, parameter: float) -> float | Tensor:
+    """Return one number where all heads share it, else the tensor [Hq]; reads alpha's values."""
+    if alpha is None:
+        return parameter
+    values: list[float] = alpha.tolist()
     for head, value in enumerate(values):
         if not 1.0 <= value <= 2.0:
             raise ValueError(f"alpha of head {head} is {value:.6g}, but it must be in [1, 2].")
-    is_learned = alpha.requires_grad and torch.is_grad_enabled()
-    return values[0] if not is_learned and len(set(values)) == 1 else alpha
+    return values[0] if len(set(values)) == 1 else alpha
 
 
-def _checked_padding(options: Options, query: Tensor, key: Tensor) -> Padding | None:
+def _check_padding(options: Options, query: Tensor) -> None:
     given = {"key_start": options.key_start, "key_length": options.key_length}
     for name, bound in given.items():
         if bound is None:
@@ -183,31 +173,11 @@ def _checked_padding(options: Options, query: Tensor, key: Tensor) -> Padding | 
             )
         if options.cu_seqlens_q is not None or options.cu_seqlens_k is not None:
             raise ValueError(f"{name} can't be combined with cu_seqlens: leave padding out.")
-    if options.key_start is None and options.key_length is None:
-        return None
-    like = query.new_empty(query.shape[:1], dtype=torch.int64)
-    start = torch.zeros_like(like) if options.key_start is None else options.key_start
-    full = torch.full_like(like, key.shape[2])
-    end = full if options.key_length is None else options.key_length
-    return Padding(start.long(), end.long())
 
 
-def _params(query: Tensor, key: Tensor, options: Options) -> AttentionParams:
-    default_scale = max(query.shape[3], 1) ** -0.5
-    left, right = _band(options)
-    return AttentionParams(
-        scale=default_scale if options.scale is None else float(options.scale),
-        segments=_segments(query, key, options),
-        left=left,
-        right=right,
-        dropout_p=float(options.dropout_p),
-        seed=_draw_seed() if options.dropout_p else 0,
-    )
-
-
-def _draw_seed() -> int:
+def _draw_seed(device: torch.device) -> Tensor:
     limit = 2**63
-    return int(torch.randint(-limit, limit - 1, (), dtype=torch.int64))
+    return torch.randint(-limit, limit - 1, (), dtype=torch.int64, device=device)
 
 
 def _band(options: Options) -> tuple[int, int]:
@@ -220,29 +190,39 @@ def _band(options: Options) -> tuple[int, int]:
     return left, 0 if options.is_causal else right
 
 
-def _segments(query: Tensor, key: Tensor, options: Options) -> tuple[Segment, ...]:
+def _check_packing(options: Options, query: Tensor) -> None:
+    given = {"cu_seqlens_q": options.cu_seqlens_q, "cu_seqlens_k": options.cu_seqlens_k}
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
-        return (Segment(0, query.shape[2], 0, key.shape[2]),)
+        return
     if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together.")
     if query.shape[0] != 1:
         raise ValueError(f"Packed sequences need a batch of 1, got {query.shape[0]} rows.")
-    queries = _checked_bounds("cu_seqlens_q", options.cu_seqlens_q, query.shape[2])
-    keys = _checked_bounds("cu_seqlens_k", options.cu_seqlens_k, key.shape[2])
-    if len(queries) != len(keys):
+    for name, bounds in given.items():
+        assert bounds is not None
+        if bounds.dim() != 1 or bounds.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"{name} must be int32 or int64 [S + 1], got {bounds.dtype} {list(bounds.shape)}."
+            )
+    sizes = [options.cu_seqlens_q.shape[0], options.cu_seqlens_k.shape[0]]
+    if sizes[0] != sizes[1]:
         raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must have one length, got {len(queries)} "
-            f"and {len(keys)}."
+            f"cu_seqlens_q and cu_seqlens_k must have one length, got {sizes[0]} and {sizes[1]}."
         )
+
+
+def checked_segments(arguments: Arguments) -> tuple[Segment, ...]:
+    """Return the sequences of a call; reads the values of cu_seqlens."""
+    num_queries, num_keys = arguments.query.shape[2], arguments.key.shape[2]
+    if arguments.cu_seqlens_q is None or arguments.cu_seqlens_k is None:
+        return (Segment(0, num_queries, 0, num_keys),)
+    queries = _checked_bounds("cu_seqlens_q", arguments.cu_seqlens_q, num_queries)
+    keys = _checked_bounds("cu_seqlens_k", arguments.cu_seqlens_k, num_keys)
     spans = zip(pairwise(queries), pairwise(keys), strict=True)
     return tuple(Segment(*q_span, *k_span) for q_span, k_span in spans)
 
 
 def _checked_bounds(name: str, bounds: Tensor, length: int) -> list[int]:
-    if bounds.dim() != 1 or bounds.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"{name} must be int32 or int64 [S + 1], got {bounds.dtype} {list(bounds.shape)}."
-        )
     values: list[int] = bounds.tolist()
     rises = all(a <= b for a, b in pairwise(values))
     if not values or values[0] != 0 or values[-1] != length or not rises:

@@ -1,12 +1,12 @@
 """Attention block by block in plain PyTorch: memory grows with L x chunk, never with Lq x Lk."""
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparseformer.kernels.entmax_attention.arguments import Gradients
 from sparseformer.kernels.entmax_attention.masks import (
     AttentionParams,
     Block,
@@ -33,26 +33,6 @@ class Inputs(NamedTuple):
     value: Tensor  # [B, Hkv, Lk, Dv]
     relative_bias: Tensor | None  # [Hq, Lq + Lk - 1]
     padding: Padding | None
-
-
-class Wanted(NamedTuple):
-    """Which gradients are asked for."""
-
-    query: bool
-    key: bool
-    value: bool
-    alpha: bool
-    relative_bias: bool
-
-
-class Gradients(NamedTuple):
-    """The gradients of one call; None where they weren't asked for."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    alpha: Tensor | None  # [Hq]
-    relative_bias: Tensor | None
 
 
 def prepare_inputs(
@@ -97,63 +77,50 @@ def _is_tame(*tensors: Tensor) -> bool:
 
 
 def forward_blocks(
-    inputs: Inputs, row_map: RowMap, params: AttentionParams, stats: StatsCollector | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the output [B, Hq, Lq, Dv] and what each block keeps for the backward pass."""
-    query, value = inputs.query, inputs.value
-    batch, heads, num_queries, _ = query.shape
-    # Laid out as [B, Lq, Hq, Dv], which the output projection that follows reads as a view.
-    shape = (batch, num_queries, heads, value.shape[3])
-    output = query.new_zeros(shape).transpose(1, 2)
-    kept = []
-    for block in plan_blocks(query, params):
+    inputs: Inputs,
+    row_map: RowMap,
+    params: AttentionParams,
+    output: Tensor,
+    kept: Tensor | None,
+    stats: StatsCollector | None = None,
+) -> None:
+    """Fill output [B, Hq, Lq, Dv] and, if given, kept [B, Hq, Lq, m], which are 0 before."""
+    for block in plan_blocks(inputs.query, params):
         scores = block_scores(inputs, block, params)
         probs, kept_of_block = row_map.solve(scores)
-        kept.append(kept_of_block)
+        if kept is not None:
+            kept[block.batch, :, block.queries] = kept_of_block
         if stats is not None:
             stats.add(block, scores, probs)
         if params.dropout_p:
             probs = probs * dropout_keep(block, params, _score_shape(inputs), probs)
-        result = torch.bmm(_by_key_head(probs, inputs), _columns(value, block))
+        result = torch.bmm(_by_key_head(probs, inputs), _columns(inputs.value, block))
         target = output[block.batch, :, block.queries]
         target.copy_(result.view(target.shape))
     if params.dropout_p:
         output.mul_(1.0 / (1.0 - params.dropout_p))
-    return output, kept
 
 
 def backward_blocks(
     inputs: Inputs,
     row_map: RowMap,
     params: AttentionParams,
-    kept: Iterator[Tensor],
+    kept: Tensor,
     grad_output: Tensor,
-    wanted: Wanted,
-) -> Gradients:
-    """Recompute the probabilities block by block and return the gradients that are wanted.
+    grads: Gradients,
+) -> None:
+    """Recompute the probabilities block by block and add to the gradients, which are 0 before.
 
     With dP = dO V^T, delta = sum(u dP) / sum(u) and C = dP - delta of each row:
     dS = u C, dV = P^T dO, dQ = scale dS K, dK = scale dS^T Q, dalpha = sum p g C, and the
     gradient of the bias is the sum of dS along each diagonal.
     """
-    grads = _zero_gradients(inputs, wanted)
     if params.dropout_p:
         grad_output = grad_output * (1.0 / (1.0 - params.dropout_p))
     for block in plan_blocks(inputs.query, params):
-        probs, u = row_map.recompute(block_scores(inputs, block, params), next(kept))
+        scores = block_scores(inputs, block, params)
+        probs, u = row_map.recompute(scores, kept[block.batch, :, block.queries])
         _add_block(grads, inputs, row_map, params, block, probs, u, grad_output)
-    return grads
-
-
-def _zero_gradients(inputs: Inputs, wanted: Wanted) -> Gradients:
-    query, bias = inputs.query, inputs.relative_bias
-    return Gradients(
-        torch.zeros_like(query) if wanted.query else None,
-        torch.zeros_like(inputs.key) if wanted.key else None,
-        torch.zeros_like(inputs.value) if wanted.value else None,
-        query.new_zeros(query.shape[1]) if wanted.alpha else None,
-        torch.zeros_like(bias) if wanted.relative_bias and bias is not None else None,
-    )
 
 
 def _add_block(

@@ -1,18 +1,16 @@
 """Attention whose probabilities are entmax, top-k or top-p of the scores: what callers import."""
 
-from typing import Literal
-
 from torch import Tensor
 
+from sparseformer.kernels.common.backends import Backend
 from sparseformer.kernels.entmax_attention.checks import (
     Options,
-    entmax_call,
-    topk_call,
-    topp_call,
+    entmax_arguments,
+    topk_arguments,
+    topp_arguments,
 )
+from sparseformer.kernels.entmax_attention.operators import attend, attend_with_stats
 from sparseformer.kernels.entmax_attention.stats import AttentionStats
-
-Backend = Literal["auto", "pytorch"]
 
 
 def entmax_attention(
@@ -88,7 +86,7 @@ def entmax_attention(
         scale,
         backend,
     )
-    return entmax_call(query, key, value, alpha, options).run()
+    return attend(entmax_arguments(query, key, value, alpha, options))
 
 
 def entmax_attention_with_stats(
@@ -121,7 +119,7 @@ def entmax_attention_with_stats(
         scale,
         backend,
     )
-    return entmax_call(query, key, value, alpha, options).run_with_stats()
+    return attend_with_stats(entmax_arguments(query, key, value, alpha, options))
 
 
 def topk_attention(
@@ -161,7 +159,7 @@ def topk_attention(
         scale,
         backend,
     )
-    return topk_call(query, key, value, k, options).run()
+    return attend(topk_arguments(query, key, value, k, options))
 
 
 def topk_attention_with_stats(
@@ -194,7 +192,7 @@ def topk_attention_with_stats(
         scale,
         backend,
     )
-    return topk_call(query, key, value, k, options).run_with_stats()
+    return attend_with_stats(topk_arguments(query, key, value, k, options))
 
 
 def topp_attention(
@@ -234,7 +232,7 @@ def topp_attention(
         scale,
         backend,
     )
-    return topp_call(query, key, value, p, options).run()
+    return attend(topp_arguments(query, key, value, p, options))
 
 
 def topp_attention_with_stats(
@@ -267,4 +265,4 @@ def topp_attention_with_stats(
         scale,
         backend,
     )
-    return topp_call(query, key, value, p, options).run_with_stats()
+    return attend_with_stats(topp_arguments(query, key, value, p, options))

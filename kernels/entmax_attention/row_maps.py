@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparseformer.kernels.entmax.reference import alpha_term, probabilities, solve_threshold
+from sparseformer.kernels.common.backends import Chosen
+from sparseformer.kernels.entmax.reference import alpha_term, probabilities
+from sparseformer.kernels.entmax.rows import solve_rows
 
 # From here on the short form of the alpha gradient is within about four times the rounding of the
 # exact one, and it needs neither the series nor the choice between the two.
@@ -35,13 +37,10 @@ class Entmax:
     """alpha-entmax along the last dimension; alpha is a float or a tensor [1, Hq, 1, 1]."""
 
     alpha: float | Tensor
+    backend: Chosen = "pytorch"
 
     def solve(self, scores: Tensor, /) -> tuple[Tensor, Tensor]:
-        # Relative to the row's maximum, rounding of t does not grow with the size of the scores.
-        maximum = scores.amax(-1, keepdim=True)
-        maximum.masked_fill_(maximum == -math.inf, 0.0)
-        threshold = solve_threshold(scores.sub_(maximum), self.alpha)
-        probs, _ = probabilities(scores, threshold, self.alpha)
+        probs, maximum, threshold = solve_rows(scores, self.alpha, self.backend)
         return probs, torch.cat((maximum, threshold), dim=-1)
 
     def recompute(self, scores: Tensor, kept: Tensor, /) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ class StatsCollector:
     def __init__(self, query: Tensor, key: Tensor) -> None:
         batch, heads, num_queries, _ = query.shape
         counts = torch.zeros(4, heads, dtype=torch.float64, device=query.device)
+        self._counts = counts
         self._pairs, self._support, self._rows, self._entropy = counts
         tiles = (batch, heads, math.ceil(num_queries / TILE), math.ceil(key.shape[2] / TILE))
         self._visible_tiles = torch.zeros(tiles, dtype=torch.bool, device=query.device)
@@ -52,13 +53,21 @@ class StatsCollector:
 
     def result(self) -> AttentionStats:
         """Return the shares and means of what was counted."""
-        tiles = self._active_tiles.sum((0, 2, 3)) / self._visible_tiles.sum((0, 2, 3))
-        return AttentionStats(
-            (self._support / self._pairs).float(),
-            (self._support / self._rows).float(),
-            (self._entropy / self._rows).float(),
-            tiles.float(),
-        )
+        return shares(self._counts, self._visible_tiles, self._active_tiles)
+
+
+def shares(counts: Tensor, visible_tiles: Tensor, active_tiles: Tensor) -> AttentionStats:
+    """Return the statistics of each head.
+
+    Args:
+        counts: [4, Hq], visible pairs, pairs with p > 0, queries that see a key, entropy.
+        visible_tiles: bool [B, Hq, rows, columns], tiles of TILE x TILE with a visible pair.
+        active_tiles: those that also hold a probability above 0.
+    """
+    pairs, support, rows, entropy = counts
+    tiles = active_tiles.sum((0, 2, 3)) / visible_tiles.sum((0, 2, 3))
+    values = (support / pairs, support / rows, entropy / rows, tiles)
+    return AttentionStats(*(value.float() for value in values))
 
 
 def _mark_tiles(tiles: Tensor, block: Block, marked: Tensor) -> None:

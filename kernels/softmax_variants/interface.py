@@ -1,15 +1,15 @@
-"""Public topk_softmax, topp_softmax and taylor_softmax: what they compute, and checks."""
+"""Public topk_softmax, topp_softmax, taylor_softmax and their logarithms; plain PyTorch anywhere.
 
-from functools import partial
+There is no `backend` to choose: PyTorch's own sorting and softmax serve every device.
+"""
 
 from torch import Tensor
 
-from sparseformer.kernels.entmax.checks import prepare_scores, restore
-from sparseformer.kernels.softmax_variants.autograd import KeptSoftmaxFunction
+from sparseformer.kernels.entmax.checks import prepare_scores, restore, wide
+from sparseformer.kernels.softmax_variants.autograd import checked_sizes, kept_softmax
 from sparseformer.kernels.softmax_variants.reference import (
+    taylor_log_probabilities,
     taylor_probabilities,
-    topk_probabilities,
-    topp_probabilities,
 )
 
 
@@ -35,10 +35,32 @@ def topk_softmax(x: Tensor, k: int, dim: int = -1, *, temperature: float | Tenso
     Source:
         Su Jianlin 2020, sparse softmax, https://kexue.fm/archives/8046.
     """
-    if k < 1:
-        raise ValueError(f"topk_softmax needs a k of 1 or more, got {k}.")
-    scores = prepare_scores("topk_softmax", x, dim, temperature)
-    return restore(KeptSoftmaxFunction.apply(scores, partial(topk_probabilities, k=k)), x, dim)
+    return _topk("topk_softmax", x, k, dim, temperature, log=False)
+
+
+def log_topk_softmax(
+    x: Tensor, k: int, dim: int = -1, *, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """Return log p of p = topk_softmax(x, k): x_j - logsumexp over the k largest, -inf elsewhere.
+
+    Whatever gradient comes in off the kept set is ignored.
+
+    Args:
+        x: Scores; x, k, dim and temperature as in `topk_softmax`.
+        k: 1 or more.
+        dim: The dim over which p sums to 1.
+        temperature: x is divided by it.
+
+    Returns:
+        Shape and dtype of x; fp16 and bf16 are computed in fp32.
+
+    Raises:
+        ValueError: as `topk_softmax` does.
+
+    Source:
+        Su Jianlin 2020, sparse softmax, https://kexue.fm/archives/8046.
+    """
+    return _topk("log_topk_softmax", x, k, dim, temperature, log=True)
 
 
 def topp_softmax(
@@ -63,10 +85,32 @@ def topp_softmax(
     Source:
         Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration" (the nucleus).
     """
-    if not 0.0 < p <= 1.0:
-        raise ValueError(f"topp_softmax needs a p in (0, 1], got {p}.")
-    scores = prepare_scores("topp_softmax", x, dim, temperature)
-    return restore(KeptSoftmaxFunction.apply(scores, partial(topp_probabilities, p=p)), x, dim)
+    return _topp("topp_softmax", x, p, dim, temperature, log=False)
+
+
+def log_topp_softmax(
+    x: Tensor, p: float, dim: int = -1, *, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """Return the log of topp_softmax(x, p): x_j - logsumexp over the nucleus, -inf elsewhere.
+
+    Whatever gradient comes in off the kept set is ignored.
+
+    Args:
+        x: Scores, as in `topk_softmax`.
+        p: In (0, 1], as in `topp_softmax`.
+        dim: The dim over which the probabilities sum to 1.
+        temperature: x is divided by it, before the mass is taken.
+
+    Returns:
+        Shape and dtype of x; fp16 and bf16 are computed in fp32.
+
+    Raises:
+        ValueError: as `topp_softmax` does.
+
+    Source:
+        Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration" (the nucleus).
+    """
+    return _topp("log_topp_softmax", x, p, dim, temperature, log=True)
 
 
 def taylor_softmax(
@@ -92,7 +136,58 @@ def taylor_softmax(
         de Brebisson and Vincent 2016, "An Exploration of Softmax Alternatives Belonging to the
         Spherical Loss Family", arXiv 1511.05042.
     """
+    scores = _taylor_scores("taylor_softmax", x, order, dim, temperature)
+    sizes = checked_sizes(scores, "taylor_softmax")
+    return restore(taylor_probabilities(scores, order, sizes), x, dim)
+
+
+def log_taylor_softmax(
+    x: Tensor, order: int = 2, dim: int = -1, *, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """Return log p of p = taylor_softmax(x, order), and -inf where x is -inf.
+
+    Args:
+        x: Scores, as in `topk_softmax`.
+        order: The degree of the polynomial: even, 2 or more.
+        dim: The dim over which p sums to 1.
+        temperature: x is divided by it.
+
+    Returns:
+        Shape and dtype of x; fp16 and bf16 are computed in fp32.
+
+    Raises:
+        ValueError: as `taylor_softmax` does.
+
+    Source:
+        de Brebisson and Vincent 2016, "An Exploration of Softmax Alternatives Belonging to the
+        Spherical Loss Family", arXiv 1511.05042.
+    """
+    scores = _taylor_scores("log_taylor_softmax", x, order, dim, temperature)
+    sizes = checked_sizes(scores, "log_taylor_softmax")
+    return restore(taylor_log_probabilities(scores, order, sizes), x, dim)
+
+
+def _topk(
+    name: str, x: Tensor, k: int, dim: int, temperature: float | Tensor, *, log: bool
+) -> Tensor:
+    if k < 1:
+        raise ValueError(f"{name} needs a k of 1 or more, got {k}.")
+    scores = prepare_scores(name, x, dim, temperature)
+    return restore(kept_softmax(scores, k, 1.0, log, name), x, dim)
+
+
+def _topp(
+    name: str, x: Tensor, p: float, dim: int, temperature: float | Tensor, *, log: bool
+) -> Tensor:
+    if not 0.0 < p <= 1.0:
+        raise ValueError(f"{name} needs a p in (0, 1], got {p}.")
+    scores = prepare_scores(name, x, dim, temperature)
+    return restore(kept_softmax(scores, None, p, log, name), x, dim)
+
+
+def _taylor_scores(
+    name: str, x: Tensor, order: int, dim: int, temperature: float | Tensor
+) -> Tensor:
     if order < 2 or order % 2:
-        raise ValueError(f"taylor_softmax needs an even order of 2 or more, got {order}.")
-    scores = prepare_scores("taylor_softmax", x, dim, temperature)
-    return restore(taylor_probabilities(scores, order), x, dim)
+        raise ValueError(f"{name} needs an even order of 2 or more, got {order}.")
+    return wide(prepare_scores(name, x, dim, temperature))

@@ -1,46 +1,29 @@
 """The losses of rows of logits and their gradients, in closed form and plain PyTorch."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from sparseformer.kernels.entmax.reference import entmax_rows as entmax_probs
-from sparseformer.kernels.entmax.reference import probabilities, solve_threshold
 from sparseformer.kernels.sparse_loss.entropy import entropy_slope, tsallis_entropy
-from sparseformer.kernels.sparse_loss.selection import candidates, reachable, top_k, top_p
+from sparseformer.kernels.sparse_loss.mappings import (
+    Mapping,
+    centre,
+    entmax,
+    kept_softmax,
+    softmax,
+)
+from sparseformer.kernels.sparse_loss.results import Request, RowLoss, Truncation, row_stats
+from sparseformer.kernels.sparse_loss.selection import (
+    candidates,
+    reachable,
+    select_top_k,
+    top_k,
+    top_p,
+)
 from sparseformer.kernels.sparse_loss.targets import Targets, inner
 
 
-@dataclass(frozen=True)
-class Truncation:
-    """Cross-entropy over the k largest logits, or over the smallest set that holds the mass p."""
-
-    k: int | None = None
-    p: float | None = None
-
-
-class RowLoss(NamedTuple):
-    """The loss of n rows, and its gradient as coefficients on m classes of each row."""
-
-    loss: Tensor  # [n]
-    coefficients: Tensor  # [n, m], d loss / d score
-    columns: Tensor | None  # [n, m] classes of the coefficients; None: all V in order
-    scores: Tensor  # [n, m]
-    alpha_slope: Tensor | None = None  # [n], d loss / d alpha
-
-
-class _Mapping(NamedTuple):
-    """What a row is mapped to: probabilities p = dA/dz, and the log-partition A of z - max(z)."""
-
-    probs: Tensor  # [n, m]
-    log_partition: Tensor  # [n]
-    entropy_slope: Tensor | None = None  # [n], dA/dalpha
-
-
 def truncated_rows(
-    scores: Tensor, top: Tensor, targets: Targets, truncation: Truncation
+    scores: Tensor, top: Tensor, targets: Targets, truncation: Truncation, request: Request
 ) -> RowLoss:
     """Return `sum_j m_j (logsumexp(z over the kept set) - z_j)` and its gradient.
 
@@ -49,15 +32,23 @@ def truncated_rows(
         top: [n], the largest score of each row.
         targets: of the n rows.
         truncation: which logits the sum keeps.
+        request: what is wanted beside the loss.
     """
     target_scores = None if targets.ids is None else _target_scores(scores, targets)
     if truncation.k is not None and target_scores is not None:
-        kept, columns = top_k(scores, truncation.k)
-        return truncated_kept(kept, columns, top, targets, target_scores)
-    kept = _kept(scores, top, truncation)
-    mapping = _kept_softmax(scores, top, kept)
-    spread = targets.spread(scores, None, kept)
-    return _row_loss(mapping, scores, None, top, targets, spread, target_scores)
+        kept, columns = select_top_k(request.backend, scores, truncation.k)
+        return truncated_kept(kept, columns, top, targets, target_scores, request)
+    mask = _kept(scores, top, truncation)
+    mapping = kept_softmax(scores, top, mask)
+    spread = targets.spread(scores, None, mask)
+    result = _row_loss(mapping, scores, None, top, targets, spread, target_scores)
+    if not request.stats:
+        return result
+    ids = None
+    if truncation.k is not None:
+        columns = top_k(scores, truncation.k)[1]
+        ids = columns.masked_fill(~mask.gather(-1, columns), -1)
+    return result._replace(stats=row_stats(mask, scores, None, targets.classes, ids))
 
 
 def _kept(scores: Tensor, top: Tensor, truncation: Truncation) -> Tensor:
@@ -71,16 +62,26 @@ def _kept(scores: Tensor, top: Tensor, truncation: Truncation) -> Tensor:
 
 
 def truncated_kept(
-    kept: Tensor, columns: Tensor, top: Tensor, targets: Targets, target_scores: Tensor
+    kept: Tensor,
+    columns: Tensor,
+    top: Tensor,
+    targets: Targets,
+    target_scores: Tensor,
+    request: Request,
 ) -> RowLoss:
     """Return the truncated loss of class ids from the scores [n, m] that the sum keeps."""
-    mapping = _softmax(kept, top)
+    mapping = softmax(kept, top)
     spread = targets.spread(kept, columns)
-    return _row_loss(mapping, kept, columns, top, targets, spread, target_scores)
+    result = _row_loss(mapping, kept, columns, top, targets, spread, target_scores)
+    if not request.stats:
+        return result
+    mask = kept > -torch.inf
+    ids = columns.masked_fill(~mask, -1)
+    return result._replace(stats=row_stats(mask, kept, columns, targets.classes, ids))
 
 
 def entmax_rows(
-    scores: Tensor, top: Tensor, targets: Targets, alpha: float | Tensor, needs_slope: bool = False
+    scores: Tensor, top: Tensor, targets: Targets, alpha: float | Tensor, request: Request
 ) -> RowLoss:
     """Return the Fenchel-Young loss of alpha-entmax, its gradient, and its slope in alpha.
 
@@ -89,19 +90,25 @@ def entmax_rows(
         top: [n], the largest score of each row.
         targets: of the n rows.
         alpha: a float, or a tensor of shape [n, 1] or [1, 1].
-        needs_slope: also return d loss / d alpha.
+        request: what is wanted beside the loss.
     """
-    found = candidates(scores, reachable(top, alpha)) if _narrow(scores, alpha) else None
+    narrow = request.backend == "pytorch" and _narrow(scores, alpha)
+    found = candidates(scores, reachable(top, alpha)) if narrow else None
     plain = targets.ids is not None and targets.smoothing == 0.0
     if found is not None and plain:
         own = _target_scores(scores, targets)
-        return entmax_kept(*found, top, targets, own, alpha, needs_slope)
-    mapping = _entmax(scores if found is None else found[0], top, alpha, needs_slope)
+        return entmax_kept(*found, top, targets, own, alpha, request)
+    mapping = entmax(scores if found is None else found[0], top, alpha, request)
     if found is not None:
         mapping = mapping._replace(probs=_scatter(mapping.probs, found[1], scores))
+    # Before the loss overwrites the probabilities.
+    support = mapping.probs > 0 if request.stats else None
     target_scores = None if targets.ids is None else _target_scores(scores, targets)
     spread = targets.spread(scores, None)
     result = _row_loss(mapping, scores, None, top, targets, spread, target_scores)
+    if support is not None:
+        stats = row_stats(support, scores, None, targets.classes, None)
+        result = result._replace(stats=stats)
     return result if targets.ids is not None else _less_entropy(result, top, targets, alpha)
 
 
@@ -112,21 +119,20 @@ def entmax_kept(
     targets: Targets,
     target_scores: Tensor,
     alpha: float | Tensor,
-    needs_slope: bool = False,
+    request: Request,
 ) -> RowLoss:
     """Return the entmax loss of class ids from scores [n, m] that hold every row's support."""
-    mapping = _entmax(kept, top, alpha, needs_slope)
-    return _row_loss(mapping, kept, columns, top, targets, None, target_scores)
+    mapping = entmax(kept, top, alpha, request)
+    result = _row_loss(mapping, kept, columns, top, targets, None, target_scores)
+    if not request.stats:
+        return result
+    stats = row_stats(mapping.probs > 0, kept, columns, targets.classes, None)
+    return result._replace(stats=stats)
 
 
 def _narrow(scores: Tensor, alpha: float | Tensor) -> bool:
     """Return whether looking for candidates first can pay off."""
     return scores.shape[-1] >= 256 and (isinstance(alpha, Tensor) or alpha > 1.0)
-
-
-def _centre(top: Tensor) -> Tensor:
-    """Return the row maximum as a column to subtract; 0 where a row has no class at all."""
-    return top.masked_fill(top == -torch.inf, 0.0)[:, None]
 
 
 def _target_scores(scores: Tensor, targets: Targets) -> Tensor:
@@ -139,47 +145,8 @@ def _scatter(values: Tensor, columns: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_add_(-1, columns, values)
 
 
-def _softmax(scores: Tensor, top: Tensor) -> _Mapping:
-    probs = scores.softmax(-1)
-    if bool((top == -torch.inf).any()):
-        probs.nan_to_num_(nan=0.0)
-        return _Mapping(probs, -probs.amax(-1).masked_fill_(top == -torch.inf, 1.0).log())
-    # The largest probability is exp(0) / sum exp(z - max z).
-    return _Mapping(probs, probs.amax(-1).log_().neg_())
-
-
-def _kept_softmax(scores: Tensor, top: Tensor, kept: Tensor) -> _Mapping:
-    # Not a softmax with -inf elsewhere, because exp takes several times as long there.
-    probs = (scores - _centre(top)).exp_().mul_(kept)
-    total = probs.sum(-1).masked_fill_(top == -torch.inf, 1.0)
-    return _Mapping(probs.div_(total[:, None]), total.log())
-
-
-def _entmax(kept: Tensor, top: Tensor, alpha: float | Tensor, needs_slope: bool) -> _Mapping:
-    """Map rows by entmax; with p, w and t as in kernels/entmax, `A = t + (sum p w - 1) / alpha`.
-
-    A is the minimum over t of that convex function, so an error of t enters it squared.
-    """
-    if isinstance(alpha, float) and alpha == 1.0:
-        return _softmax(kept, top)
-    centred = kept - _centre(top)
-    t = solve_threshold(centred, alpha)
-    # Above 2, p is too steep a function of t for t's rounding.
-    steep = bool((alpha > 2.0).any()) if isinstance(alpha, Tensor) else alpha > 2.0
-    probs = entmax_probs(centred, alpha) if steep else probabilities(centred, t, alpha)[0]
-    total = probs.sum(-1)
-    # nansum: an excluded class is 0 * -inf here.
-    expected = (probs * centred).nansum(-1)
-    t = t.squeeze(-1)
-    row_alpha = alpha.squeeze(-1) if isinstance(alpha, Tensor) else alpha
-    log_partition = t + (total - 1.0 + (row_alpha - 1.0) * (expected - t * total)) / row_alpha
-    log_partition = log_partition.masked_fill(top == -torch.inf, 0.0)
-    slope = entropy_slope(probs, log_partition - expected, alpha) if needs_slope else None
-    return _Mapping(probs, log_partition, slope)
-
-
 def _row_loss(
-    mapping: _Mapping,
+    mapping: Mapping,
     scores: Tensor,
     columns: Tensor | None,
     top: Tensor,
@@ -189,18 +156,18 @@ def _row_loss(
 ) -> RowLoss:
     """Return `M A(z) - <m, z>` and `M p - m`, with M the sum of the mass m."""
     targets = targets.without(top == -torch.inf)
-    total, centre = targets.total(spread), _centre(top)
+    total, middle = targets.total(spread), centre(top)
     probs = mapping.probs if targets.sums_to_one else mapping.probs * total[:, None]
     loss = total * mapping.log_partition
     slope = None if mapping.entropy_slope is None else total * mapping.entropy_slope
     if spread is not None:
-        loss = loss - inner(spread, scores - centre).sum(-1)
+        loss = loss - inner(spread, scores - middle).sum(-1)
         probs = probs - spread
     if targets.ids is None:
-        loss = loss - inner(targets.mass, scores - centre).sum(-1)
+        loss = loss - inner(targets.mass, scores - middle).sum(-1)
         return RowLoss(loss, probs - targets.mass, None, scores, slope)
     assert target_scores is not None
-    loss = loss - inner(targets.mass, target_scores - centre[:, 0])
+    loss = loss - inner(targets.mass, target_scores - middle[:, 0])
     ids, mass = targets.ids[:, None], targets.mass[:, None]
     if columns is None:
         return RowLoss(loss, probs.scatter_add_(-1, ids, -mass), None, scores, slope)

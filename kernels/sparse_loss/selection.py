@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from sparseformer.kernels.common.backends import Chosen
+
 # Rows are bisected in blocks that stay in the cache.
 _BLOCK_NUMEL = 131_072
 # After these, 1/4096 of the range of the scores is left to sort.
@@ -25,6 +27,51 @@ def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         columns[tied] = _lowest_columns(scores[tied], last[tied, None], k)
     columns = columns.sort(dim=-1).values
     return scores.gather(-1, columns), columns
+
+
+def merge_top_k(
+    scores: Tensor, first_class: int, kept: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Merge a tile of scores into the k largest so far; of equal ones the lowest classes stay.
+
+    Args:
+        scores: [n, m], of the classes from first_class.
+        first_class: above every class in `columns`.
+        kept: [n, k] scores so far, in order of class; -inf in an empty slot.
+        columns: [n, k] int64 classes of `kept`; -1 in an empty slot.
+
+    Returns:
+        The new kept and columns. Which classes the slots at -inf name is left open.
+    """
+    values, places = top_k(scores, min(kept.shape[-1], scores.shape[-1]))
+    merged, order = top_k(torch.cat([kept, values.to(kept.dtype)], -1), kept.shape[-1])
+    return merged, torch.cat([columns, places + first_class], -1).gather(-1, order)
+
+
+def empty_top_k(num_rows: int, k: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return kept scores and columns of no tile yet, to merge into."""
+    kept = like.new_full((num_rows, k), -torch.inf)
+    return kept, torch.full(kept.shape, -1, dtype=torch.int64, device=like.device)
+
+
+def merge_top_k_on(
+    backend: Chosen, scores: Tensor, first_class: int, kept: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Call a backend's `merge_top_k`."""
+    if backend == "triton":
+        from sparseformer.kernels.sparse_loss import topk_kernel
+
+        if kept.shape[-1] <= topk_kernel.MAX_K:
+            return topk_kernel.merge_top_k(scores, first_class, kept, columns)
+    return merge_top_k(scores, first_class, kept, columns)
+
+
+def select_top_k(backend: Chosen, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return `top_k` of whole rows from a backend."""
+    if backend != "triton" or k >= scores.shape[-1]:
+        return top_k(scores, k)
+    kept, columns = merge_top_k_on(backend, scores, 0, *empty_top_k(scores.shape[0], k, scores))
+    return kept, columns.clamp_(min=0)
 
 
 def _lowest_columns(scores: Tensor, threshold: Tensor, k: int) -> Tensor:
@@ -81,8 +128,70 @@ def _top_p_block(centred: Tensor, p: float) -> Tensor:
 def reachable(top: Tensor, alpha: float | Tensor) -> Tensor:
     """Return the score of each row below which no class is in the support: max - 1/(alpha - 1)."""
     if isinstance(alpha, Tensor):
-        return top[:, None] - 1.0 / (alpha - 1.0)
-    return (top - (1.0 / (alpha - 1.0) if alpha > 1.0 else torch.inf))[:, None]
+        return _below(top[:, None], 1.0 / (alpha - 1.0))
+    return _below(top, 1.0 / (alpha - 1.0) if alpha > 1.0 else torch.inf)[:, None]
+
+
+def _below(top: Tensor, reach: float | Tensor) -> Tensor:
+    """Return top - reach, and less than top also where that rounds to top itself."""
+    return torch.minimum(top - reach, top.nextafter(torch.full_like(top, -torch.inf)))
+
+
+def collect(
+    scores: Tensor,
+    first_class: int,
+    top: Tensor,
+    reach: float | Tensor,
+    values: Tensor,
+    columns: Tensor,
+    counts: Tensor,
+) -> None:
+    """Update, in place, the scores of each row above its maximum less reach, over all tiles so far.
+
+    This is the definition, row by row, of what the kernel does.
+
+    Args:
+        scores: [n, m], of the classes from first_class.
+        first_class: above every class in `columns`.
+        top: [n], the running maximum; -inf before the first tile.
+        reach: 1 / (alpha - 1), a float or [n].
+        values: [n, c] these scores in order of class, -inf in the slots after them.
+        columns: [n, c] int64, their classes; -1 in the slots after them.
+        counts: [n] int32, how many there are. Above c a row's slots mean nothing, until a tile
+            raises the maximum so far that nothing seen before is above the floor.
+    """
+    old_top, room = top.clone(), values.shape[-1]
+    torch.maximum(top, scores.amax(-1), out=top)
+    floor = _below(top, reach)
+    for row, score in enumerate(scores.to(values.dtype)):
+        held = 0 if floor[row] >= old_top[row] else int(counts[row])
+        stays = (values[row, : min(held, room)] > floor[row]).nonzero()[:, 0]
+        found = (score > floor[row]).nonzero()[:, 0]
+        before = held if held > room else stays.numel()
+        kept = torch.cat([values[row, stays], score[found]])[:room]
+        classes = torch.cat([columns[row, stays], found + first_class])[:room]
+        values[row], columns[row] = -torch.inf, -1
+        values[row, : kept.numel()], columns[row, : kept.numel()] = kept, classes
+        counts[row] = before + found.numel()
+
+
+def collect_on(
+    backend: Chosen,
+    scores: Tensor,
+    first_class: int,
+    top: Tensor,
+    reach: float | Tensor,
+    values: Tensor,
+    columns: Tensor,
+    counts: Tensor,
+) -> None:
+    """Call a backend's `collect`."""
+    if backend == "triton":
+        from sparseformer.kernels.sparse_loss import candidates_kernel
+
+        candidates_kernel.collect(scores, first_class, top, reach, values, columns, counts)
+    else:
+        collect(scores, first_class, top, reach, values, columns, counts)
 
 
 def candidates(scores: Tensor, floor: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -52,6 +52,11 @@ class Targets:
         return replace(self, mass=self.mass.masked_fill(empty.view(shape), 0.0))
 
     @property
+    def classes(self) -> Tensor:
+        """The class of each row [n]; of a distribution, the one with the largest mass."""
+        return self.mass.argmax(-1) if self.ids is None else self.ids
+
+    @property
     def sums_to_one(self) -> bool:
         """Whether every row's mass, smoothing included, is exactly one."""
         return self.ids is not None and self.class_weight is None
@@ -72,7 +77,9 @@ class Targets:
         """
         if self.smoothing == 0.0:
             return None
-        if kept is None and scores.numel() > 0 and bool(scores.amin() > -torch.inf):
+        # On a GPU the question would wait for the device.
+        ask = kept is None and scores.numel() > 0 and not scores.is_cuda
+        if ask and bool(scores.amin() > -torch.inf):
             spread = scores.new_full((), self.smoothing / scores.shape[-1]).expand(scores.shape)
         else:
             present = scores > -torch.inf if kept is None else kept

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparseformer.config import ATTN_NAMES, AttnName
+from sparseformer.config import ATTN_NAMES, AttnName, BackendName
 from sparseformer.functional import entmax_attention, topk_attention, topp_attention
 from sparseformer.nn.cache import KeyValue, KeyValueCache
 from sparseformer.nn.mappings import AdaptiveAlpha
@@ -32,6 +32,7 @@ class AttentionOptions(TypedDict):
     window: int | tuple[int, int] | None
     dropout_p: float
     scale: float | None
+    backend: BackendName
 
 
 class MultiheadAttention(nn.Module):
@@ -57,6 +58,7 @@ class MultiheadAttention(nn.Module):
         bias: Whether the projections have biases.
         dropout: Dropout of the probabilities, in [0, 1).
         scale: Factor of the scores; unset, D ** -0.5.
+        backend: What it runs on, as for `sparseformer.functional.entmax_attention`.
 
     Raises:
         ValueError: If a value is outside its range.
@@ -79,6 +81,7 @@ class MultiheadAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         scale: float | None = None,
+        backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         if head_dim is None:
@@ -102,6 +105,7 @@ class MultiheadAttention(nn.Module):
         self.p = p
         self.dropout = dropout
         self.scale = scale
+        self.backend: BackendName = backend
         self.meter: DensityMeter | None = None
         self.fixed_alpha: float | None = FIXED_ALPHAS.get(attn)
         if attn == "entmax" and isinstance(alpha, float | int):
@@ -182,6 +186,7 @@ class MultiheadAttention(nn.Module):
             window=window,
             dropout_p=self.dropout if self.training else 0.0,
             scale=self.scale,
+            backend=self.backend,
         )
         mixed = self._attend(q, k, v, options)
         output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))

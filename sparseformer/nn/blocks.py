@@ -108,6 +108,7 @@ def build_attention(
         bias=conventions.bias,
         dropout=config.attention_dropout,
         scale=conventions.score_scale,
+        backend=config.backend,
     )
 
 

@@ -19,11 +19,15 @@ from sparseformer.nn.mappings import AdaptiveAlpha
 Reduction = Literal["none", "mean", "sum"]
 
 
+Backend = Literal["auto", "pytorch", "triton"]
+
+
 class _Options(TypedDict):
     ignore_index: int
     reduction: Reduction
     label_smoothing: float
     weight: Tensor | None
+    backend: Backend
 
 
 class _LinearOptions(_Options):
@@ -32,7 +36,7 @@ class _LinearOptions(_Options):
 
 
 class _Loss(nn.Module):
-    """What every loss has: the id that leaves rows out, the reduction, smoothing, class weights."""
+    """What every loss has: rows left out, reduction, smoothing, class weights and backend."""
 
     weight: Tensor | None
 
@@ -43,11 +47,13 @@ class _Loss(nn.Module):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
         self.label_smoothing = label_smoothing
+        self.backend: Backend = backend
         self.register_buffer("weight", weight)
 
     def _options(self) -> _Options:
@@ -56,6 +62,7 @@ class _Loss(nn.Module):
             "reduction": self.reduction,
             "label_smoothing": self.label_smoothing,
             "weight": self.weight,
+            "backend": self.backend,
         }
 
     def extra_repr(self) -> str:
@@ -75,12 +82,14 @@ class _LinearLoss(_Loss):
         weight: Tensor | None = None,
         softcap: float | None = None,
         chunk_size: int | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
             reduction=reduction,
             label_smoothing=label_smoothing,
             weight=weight,
+            backend=backend,
         )
         self.softcap = softcap
         self.chunk_size = chunk_size
@@ -121,12 +130,14 @@ class SparseCrossEntropyLoss(_Loss):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
             reduction=reduction,
             label_smoothing=label_smoothing,
             weight=weight,
+            backend=backend,
         )
         self.k, self.top_p = k, top_p
 
@@ -166,12 +177,14 @@ class EntmaxLoss(_Loss):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
             reduction=reduction,
             label_smoothing=label_smoothing,
             weight=weight,
+            backend=backend,
         )
         self.alpha = _LossAlpha(alpha, learn_alpha, max_alpha)
 
@@ -210,12 +223,14 @@ class AMSoftmaxLoss(_Loss):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
             reduction=reduction,
             label_smoothing=label_smoothing,
             weight=weight,
+            backend=backend,
         )
         self.margin, self.scale = margin, scale
 
@@ -257,6 +272,7 @@ class LinearSparseCrossEntropy(_LinearLoss):
         weight: Tensor | None = None,
         softcap: float | None = None,
         chunk_size: int | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
@@ -265,6 +281,7 @@ class LinearSparseCrossEntropy(_LinearLoss):
             weight=weight,
             softcap=softcap,
             chunk_size=chunk_size,
+            backend=backend,
         )
         self.k, self.top_p = k, top_p
 
@@ -304,6 +321,7 @@ class LinearEntmaxLoss(_LinearLoss):
         weight: Tensor | None = None,
         softcap: float | None = None,
         chunk_size: int | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             ignore_index=ignore_index,
@@ -312,6 +330,7 @@ class LinearEntmaxLoss(_LinearLoss):
             weight=weight,
             softcap=softcap,
             chunk_size=chunk_size,
+            backend=backend,
         )
         self.alpha = _LossAlpha(alpha, learn_alpha, max_alpha)
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from sparseformer.config import BackendName
 from sparseformer.functional import (
     entmax,
     entmax15,
@@ -24,36 +25,49 @@ _NARROWEST_RANGE = 0.05
 class Entmax(nn.Module):
     """Module form of `sparseformer.functional.entmax`; learn alpha with `AdaptiveAlpha`."""
 
-    def __init__(self, alpha: float = 1.5, dim: int = -1, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        alpha: float = 1.5,
+        dim: int = -1,
+        *,
+        temperature: float = 1.0,
+        backend: BackendName = "auto",
+    ) -> None:
         super().__init__()
-        self.alpha, self.dim, self.temperature = alpha, dim, temperature
+        self.alpha, self.dim = alpha, dim
+        self.temperature, self.backend = temperature, backend
 
     def forward(self, x: Tensor) -> Tensor:
-        return entmax(x, self.alpha, self.dim, temperature=self.temperature)
+        return entmax(x, self.alpha, self.dim, temperature=self.temperature, backend=self.backend)
 
     def extra_repr(self) -> str:
-        return f"alpha={self.alpha}, dim={self.dim}, temperature={self.temperature}"
+        return (
+            f"alpha={self.alpha}, dim={self.dim}, temperature={self.temperature}, "
+            f"backend={self.backend!r}"
+        )
 
 
 class Sparsemax(nn.Module):
     """Module form of `sparseformer.functional.sparsemax`."""
 
-    def __init__(self, dim: int = -1, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, dim: int = -1, *, temperature: float = 1.0, backend: BackendName = "auto"
+    ) -> None:
         super().__init__()
-        self.dim, self.temperature = dim, temperature
+        self.dim, self.temperature, self.backend = dim, temperature, backend
 
     def forward(self, x: Tensor) -> Tensor:
-        return sparsemax(x, self.dim, temperature=self.temperature)
+        return sparsemax(x, self.dim, temperature=self.temperature, backend=self.backend)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, temperature={self.temperature}"
+        return f"dim={self.dim}, temperature={self.temperature}, backend={self.backend!r}"
 
 
 class Entmax15(Sparsemax):
     """Module form of `sparseformer.functional.entmax15`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return entmax15(x, self.dim, temperature=self.temperature)
+        return entmax15(x, self.dim, temperature=self.temperature, backend=self.backend)
 
 
 class TopkSoftmax(nn.Module):
@@ -152,7 +166,7 @@ class AdaptiveAlpha(nn.Module):
 
     def forward(self) -> Tensor:
         """Return alpha, fp32 [num_heads]."""
-        share = torch.sigmoid(_ClampedLogit.apply(self.logits))
+        share = torch.sigmoid(_clamp_logits(self.logits))
         return self.low + (self.high - self.low) * share
 
     def extra_repr(self) -> str:
@@ -199,16 +213,22 @@ class AdaptiveAlpha(nn.Module):
         )
 
 
-class _ClampedLogit(torch.autograd.Function):
+# An operator, since torch.compile warns when it traces an autograd.Function.
+@torch.library.custom_op("sparseformer::clamp_logits", mutates_args=())
+def _clamp_logits(logits: Tensor) -> Tensor:
     """Clamp to +-_LOGIT_LIMIT; outside, pass on only the gradients whose descent leads back."""
+    return logits.clamp(-_LOGIT_LIMIT, _LOGIT_LIMIT)
 
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        ctx.save_for_backward(logits)
-        return logits.clamp(-_LOGIT_LIMIT, _LOGIT_LIMIT)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (logits,) = ctx.saved_tensors
-        outside = logits.abs() > _LOGIT_LIMIT
-        return grad.masked_fill(outside & (grad * logits < 0), 0.0)
+def _save_logits(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _grad_of_logits(ctx: Any, grad: Tensor) -> Tensor:
+    (logits,) = ctx.saved_tensors
+    outside = logits.abs() > _LOGIT_LIMIT
+    return grad.masked_fill(outside & (grad * logits < 0), 0.0)
+
+
+_clamp_logits.register_fake(torch.empty_like)
+_clamp_logits.register_autograd(_grad_of_logits, setup_context=_save_logits)

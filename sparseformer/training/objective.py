@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from sparseformer.config import LossName, ObjectiveConfig
 from sparseformer.errors import ConfigError
 from sparseformer.functional import (
-    entmax,
     linear_cross_entropy,
     linear_entmax_loss,
     linear_sparse_cross_entropy,
+    log_entmax,
 )
 from sparseformer.nn import AdaptiveAlpha
 
@@ -94,7 +94,7 @@ class Objective(nn.Module):
         """Return what the loss takes for log p: log-softmax, or log entmax with -inf at zeros."""
         if self.loss == "cross_entropy" or self.loss in TRUNCATED:
             return logits.float().log_softmax(-1)
-        return entmax(logits.float(), self.current_alpha()).log()
+        return log_entmax(logits.float(), self.current_alpha())
 
 
 @torch.no_grad()

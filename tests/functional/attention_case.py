@@ -1,12 +1,13 @@
 """Problems that the attention tests share, and their answer by the dense float64 definition."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparseformer.kernels.entmax_attention.checks import Options, entmax_call
+from sparseformer.kernels.entmax_attention.checks import Options, entmax_arguments
+from sparseformer.kernels.entmax_attention.operators import attend
 from sparseformer.kernels.entmax_attention.reference import attention_probabilities, visible_keys
 
 
@@ -79,5 +80,5 @@ def attend_in_chunks(chunk_elements: int, tensors: dict[str, Any], **options: An
     """Run entmax_attention with blocks of about chunk_elements scores (1: row by row)."""
     qkv_alpha = [tensors[name] for name in ("query", "key", "value", "alpha")]
     options["relative_bias"] = tensors.get("relative_bias")
-    call = entmax_call(*qkv_alpha, Options(**options))
-    return replace(call, params=replace(call.params, chunk_elements=chunk_elements)).run()
+    arguments = entmax_arguments(*qkv_alpha, Options(**options))
+    return attend(arguments._replace(chunk_elements=chunk_elements))

@@ -252,7 +252,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
     [
         ([1, 3], [0, 5], "cu_seqlens_q must rise from 0 to the packed length 3.*got \\[1, 3\\]"),
         ([0, 3], [0, 4], "cu_seqlens_k must rise from 0 to the packed length 5.*got \\[0, 4\\]"),
-        ([0, 2, 1, 3], [0, 5], "without a decrease, got \\[0, 2, 1, 3\\]"),
+        ([0, 2, 1, 3], [0, 1, 2, 5], "without a decrease, got \\[0, 2, 1, 3\\]"),
         ([0, 1, 3], [0, 5], "must have one length, got 3 and 2"),
     ],
     ids=["start", "end", "decrease", "count"],

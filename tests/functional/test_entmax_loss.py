@@ -1,6 +1,7 @@
 """The Fenchel-Young losses of entmax on logits, against definitions and the entmax package."""
 
 import math
+from typing import Any
 
 import entmax as peer
 import pytest
@@ -315,3 +316,13 @@ def test_bad_logits_are_refused_by_the_function_that_was_called() -> None:
     for name, loss in {"sparsemax_loss": sparsemax_loss, "entmax15_loss": entmax15_loss}.items():
         with pytest.raises(ValueError, match=rf"{name}: the logit at position \(0,\), class 1"):
             loss(torch.tensor([[0.0, math.nan]]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, torch.tensor(1.5)], ids=["1.5", "2", "tensor"])
+def test_a_logit_far_above_the_rest_on_the_target_costs_nothing(alpha: Any) -> None:
+    """In fp32 1e8 - 1 / (alpha - 1) is 1e8 again, and no class was found to be in reach of it."""
+    logits = torch.zeros(1, 300)
+    logits[0, 7] = 1e8
+    assert entmax_loss(logits, torch.tensor([7]), alpha).item() == 0.0
+    other = entmax_loss(logits, torch.tensor([8]), alpha).item()
+    assert other == pytest.approx(1e8)

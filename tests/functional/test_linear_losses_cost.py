@@ -1,11 +1,13 @@
 """The losses on hidden states: memory, what is computed at all, precision, and autograd's modes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from linear_case import CLASSES, LOSSES, Case, cut, draw
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +19,7 @@ from sparseformer.functional import (
     sparse_cross_entropy,
 )
 from sparseformer.kernels.sparse_loss import linear
-from sparseformer.testing import assert_close_to_reference, largest_tensor
+from sparseformer.testing import SeeInside, assert_close_to_reference, largest_tensor
 
 
 @pytest.mark.parametrize("name", ["top-1", "top-4", "entmax-1.5", "sparsemax"])
@@ -44,15 +46,15 @@ def test_rows_with_a_wide_support_are_computed_whole(monkeypatch: pytest.MonkeyP
     case.check(case.linear("entmax-1.5"), case.expected("entmax-1.5"))
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(SeeInside):
     """Count the results of this shape that are new memory."""
 
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
         self.shape, self.count = shape, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+    def see(self, func, args, kwargs):
+        result = func(*args, **kwargs)
         known = {leaf.data_ptr() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.shape == self.shape:
@@ -202,3 +204,75 @@ def test_a_second_backward_needs_retain_graph() -> None:
     torch.testing.assert_close(case.weight.grad, 2 * first)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return the most memory that torch holds at once beyond what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+        run()
+    events = [e for e in recording.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def test_the_gauge_of_memory_sees_what_is_freed_again() -> None:
+    assert 4_000_000 <= peak_bytes(lambda: torch.ones(1_000_000).sum()) < 5_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("classes", "width", "dtype", "share"),
+    [
+        pytest.param(50_304, 512, torch.float32, 0.1, id="50304-fp32"),
+        pytest.param(131_072, 64, torch.float32, 0.1, id="131072-fp32"),
+        # Tiles in two dtypes, and features of the matrix widened a few at a time.
+        pytest.param(20_000, 128, torch.bfloat16, 0.4, id="20000-bf16"),
+    ],
+)
+def test_peak_memory_is_a_small_share_of_the_logits(
+    classes: int, width: int, dtype: torch.dtype, share: float
+) -> None:
+    rows = 1024
+    hidden = (3 * draw(rows, width) / width**0.5).to(dtype).requires_grad_()
+    weight = draw(classes, width, seed=1).to(dtype).requires_grad_()
+    target = torch.arange(rows)
+
+    def run() -> None:
+        linear_sparse_cross_entropy(hidden, weight, target, k=64).backward()
+
+    with torch.no_grad():
+        forward = peak_bytes(lambda: linear_sparse_cross_entropy(hidden, weight, target, k=64))
+    gradients = (hidden.numel() + weight.numel()) * weight.element_size()
+    beyond = max(forward, peak_bytes(run) - gradients)
+    assert 1_000_000 < beyond < share * rows * classes * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["full", "top-4", "entmax-1.5"])
+@pytest.mark.parametrize("chunk_size", [None, 16], ids=["whole", "chunks"])
+def test_weight_gradient_of_half_precision_is_rounded_once(
+    dtype: torch.dtype, name: str, chunk_size: int | None
+) -> None:
+    """Sums over all tokens are made in float32, so their L2 error is a single rounding's."""
+    hidden = draw(256, 16).to(dtype)
+    weight = (0.3 * draw(400, 16, seed=1)).to(dtype)
+    function, on_logits, arguments = LOSSES[name]
+    # Few classes are targets, so that many tokens meet in one row of the gradient.
+    target = torch.arange(256) % 3
+    exact = weight.double().requires_grad_()
+    logits = hidden.double() @ exact.T
+    # The logits are rounded to half precision in every version; only the sums are compared.
+    logits = logits + (F.linear(hidden, weight).double() - logits).detach()
+    on_logits(logits, target, reduction="sum", **arguments).backward()
+    plain, ours = weight.clone().requires_grad_(), weight.clone().requires_grad_()
+    on_logits(F.linear(hidden, plain), target, reduction="sum", **arguments).backward()
+    options = {**arguments, "reduction": "sum", "chunk_size": chunk_size}
+    function(hidden, ours, target, **options).backward()
+    assert ours.grad.dtype == dtype
+    errors = [float((leaf.grad.double() - exact.grad).norm()) for leaf in (ours, plain)]
+    assert errors[0] <= 3 * errors[1]
+    rounding = float((exact.grad.to(dtype).double() - exact.grad).norm())
+    assert errors[0] <= 1.01 * rounding

@@ -66,6 +66,10 @@ def test_topp_breaks_ties_by_lowest_index() -> None:
     torch.testing.assert_close(p[0, :4], torch.full((4,), 0.25))
 
 
+def test_topp_stops_where_the_mass_is_exactly_p() -> None:
+    assert topp_softmax(torch.zeros(4), 0.5).tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
 def test_topp_of_one_is_softmax() -> None:
     x = scores(5, 9, scale=30.0)
     torch.testing.assert_close(topp_softmax(x, 1.0), torch.softmax(x, -1))

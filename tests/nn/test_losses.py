@@ -67,6 +67,13 @@ def test_linear_module_passes_every_setting_to_its_function(
     assert "softcap=2.0, chunk_size=2" in repr(module(**options))
 
 
+@pytest.mark.parametrize(("module", "function", "arguments"), ON_LOGITS + ON_HIDDEN_STATES)
+def test_module_passes_its_backend(module: type[nn.Module], function: str, arguments: dict) -> None:
+    inputs = (draw(5, 11),) if "linear" not in function else (draw(5, 4), draw(11, 4))
+    with pytest.raises(ValueError, match=f"{function}: backend is 'cpp'"):
+        module(**arguments, backend="cpp")(*inputs, torch.arange(5))
+
+
 @pytest.mark.parametrize("module", [EntmaxLoss, LinearEntmaxLoss])
 def test_learned_alpha_has_the_gradient_of_the_loss(module: type[nn.Module]) -> None:
     criterion = module(1.4, learn_alpha=True)

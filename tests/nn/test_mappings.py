@@ -26,10 +26,18 @@ X = torch.tensor([[1.0, 0.5, 0.0, -1.0], [0.3, 0.2, 2.0, 0.1]])
         (
             Entmax(1.3, dim=0),
             functional.entmax(X, 1.3, 0),
-            "Entmax(alpha=1.3, dim=0, temperature=1.0)",
+            "Entmax(alpha=1.3, dim=0, temperature=1.0, backend='auto')",
         ),
-        (Sparsemax(), functional.sparsemax(X), "Sparsemax(dim=-1, temperature=1.0)"),
-        (Entmax15(0), functional.entmax15(X, 0), "Entmax15(dim=0, temperature=1.0)"),
+        (
+            Sparsemax(backend="pytorch"),
+            functional.sparsemax(X),
+            "Sparsemax(dim=-1, temperature=1.0, backend='pytorch')",
+        ),
+        (
+            Entmax15(0),
+            functional.entmax15(X, 0),
+            "Entmax15(dim=0, temperature=1.0, backend='auto')",
+        ),
         (
             TopkSoftmax(2, temperature=0.5),
             functional.topk_softmax(X, 2, temperature=0.5),
@@ -51,6 +59,12 @@ X = torch.tensor([[1.0, 0.5, 0.0, -1.0], [0.3, 0.2, 2.0, 0.1]])
 def test_modules_are_their_functions(module: nn.Module, expected: torch.Tensor, text: str) -> None:
     assert module(X).equal(expected)
     assert repr(module) == text
+
+
+@pytest.mark.parametrize("module", [Entmax, Sparsemax, Entmax15], ids=lambda m: m.__name__)
+def test_modules_pass_their_backend_on(module: type[nn.Module]) -> None:
+    with pytest.raises(ValueError, match="backend is 'cuda', but it must be one of"):
+        module(backend="cuda")(X)
 
 
 def test_alpha_starts_where_it_is_told() -> None:

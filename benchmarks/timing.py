@@ -1,0 +1,132 @@
+"""What the benchmarks share: turn-taking timing, peak memory of a fresh process, and tables."""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], Tensor]
+
+
+class Case(NamedTuple):
+    """One operation, its peers by name, and the tensors whose gradients are computed."""
+
+    name: str
+    ours: Call
+    peers: dict[str, Call]
+    inputs: tuple[Tensor, ...]
+
+
+class Timing(NamedTuple):
+    """Milliseconds of forward + backward: the median, and half the range of the middle half."""
+
+    median: float
+    spread: float
+
+    def __str__(self) -> str:
+        """Show both, such as 12.3 +- 0.4."""
+        return f"{self.median:.1f} +- {self.spread:.1f}"
+
+
+def options(description: str | None) -> argparse.Namespace:
+    """Read --repeats, --threads and --json, and set the threads and the seed."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    torch.manual_seed(0)
+    return chosen
+
+
+def header(threads: int, packages: Sequence[str]) -> str:
+    """Say when, where and with which versions the figures were measured."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
+    machine = platform.processor() or platform.machine()
+    return f"{datetime.date.today()}, {machine}, {threads} thread(s), {versions}"
+
+
+def measure(case: Case, repeats: int) -> dict[str, Timing]:
+    """Time all calls in turns, after one unmeasured turn, so that a busy moment hits all alike."""
+    calls = {"ours": case.ours, **case.peers}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call().sum().backward()
+            if repeat:
+                times[name].append(1e3 * (time.perf_counter() - started))
+            for tensor in case.inputs:
+                tensor.grad = None
+    return {name: _timing(found) for name, found in times.items()}
+
+
+def _timing(times: list[float]) -> Timing:
+    if len(times) < 2:
+        return Timing(times[0], 0.0)
+    low, median, high = statistics.quantiles(times, n=4)
+    return Timing(median, (high - low) / 2)
+
+
+def run(cases: Iterator[Case], chosen: argparse.Namespace) -> list[dict[str, object]]:
+    """Print one line per case and peer, and return the figures."""
+    print("| operation, shape | ours ms | peer | peer ms | peer / ours |\n|---|---|---|---|---|")
+    records: list[dict[str, object]] = []
+    for case in cases:
+        times = measure(case, chosen.repeats)
+        for peer in case.peers:
+            ratio = times[peer].median / times["ours"].median
+            line = f"| {case.name} | {times['ours']} | {peer} | {times[peer]} | {ratio:.2f} |"
+            print(line, flush=True)
+            records.append(
+                {
+                    "name": case.name,
+                    "peer": peer,
+                    "ours_ms": times["ours"].median,
+                    "peer_ms": times[peer].median,
+                    "ratio": ratio,
+                }
+            )
+    if chosen.json:
+        chosen.json.write_text(json.dumps(records, indent=1))
+    return records
+
+
+def peak_of(script: Path, argument: str) -> float:
+    """Run `script --peak argument` in a fresh process and return the MiB that it prints."""
+    command = [sys.executable, str(script), "--peak", argument]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(printed.split()[-1])
+
+
+def peak_beyond(call: Callable[[], object], kept_bytes: int) -> float:
+    """Return the MiB that a call needs at its peak beyond what it leaves; Linux only.
+
+    Args:
+        call: what is measured; make one small call before, so that libraries are loaded.
+        kept_bytes: what stays allocated after the call, such as gradients.
+    """
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return (_status("VmHWM") - before) / 1024 - kept_bytes / 2**20
+
+
+def _status(key: str) -> int:
+    """Return a field of /proc/self/status in KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1])
+    raise KeyError(key)

@@ -1,0 +1,127 @@
+"""How the forward kernels are launched: which one, warps, and when t is close enough."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from sparseformer.kernels.common.launch import Launch, next_power_of_2
+from sparseformer.kernels.entmax_attention.arguments import Arguments
+from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
+from sparseformer.kernels.entmax_attention.saved import input_dtype
+
+# How far sum p may be from 1 before the last step of t, which is folded in, by the dtype of the
+# inputs. With a backward pass to come it bounds the error of delta, else that of the output.
+EXCESS_KEPT = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 2e-2,
+}
+EXCESS = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+# Rows of a decode program: the query heads of a key head times Lq.
+MAX_DECODE_ROWS = 16
+DECODE_LAUNCH = Launch(num_warps=4, num_stages=2)
+
+
+@dataclass(frozen=True)
+class RoomyLaunch(Launch):
+    """A launch whose kernel may use every register; else some spill to fit a second program."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of a launch, and the options of `compile_kernel`."""
+        return {**super().options(), "maxnreg": 255}
+
+
+class Plan(NamedTuple):
+    """Settings of the two passes.
+
+    Attributes:
+        depth: scores that the sketch keeps of each lane, 1 to 4.
+        excess: how far sum p may be from 1 before the last step.
+        doubt: what the sketch may seem to have dropped before t is refined; the last pass checks
+            against `excess` and starts again if this was too much.
+        sketch_launch: warps and stages of the first pass.
+        launch: those of the last pass.
+    """
+
+    depth: int
+    excess: float
+    doubt: float
+    sketch_launch: Launch
+    launch: Launch
+
+
+def plan_for(dtype: torch.dtype, width: int, eps: float | None, keep: bool, has_bias: bool) -> Plan:
+    """Return the settings of the two passes.
+
+    Args:
+        dtype: of the inputs.
+        width: the larger of D and Dv.
+        eps: alpha - 1, or None if it is a tensor.
+        keep: whether a backward pass follows.
+        has_bias: whether scores have a relative bias.
+    """
+    excess = (EXCESS_KEPT if keep else EXCESS)[dtype]
+    # Of rows with wide supports the sketch drops about twice what it seems.
+    doubt = excess / 2.0
+    # Measured by compiling for every supported GPU: none of these spills.
+    depth = 3 if eps is None and width <= 64 else 4
+    warps = 8 if eps is None or width > 64 or has_bias else 4
+    if width > 128 and not keep:
+        warps = 4
+    return Plan(depth, excess, doubt, RoomyLaunch(8), _launch(warps, eps))
+
+
+def _launch(num_warps: int, eps: float | None) -> Launch:
+    # The powers of a learned alpha need the registers.
+    return RoomyLaunch(num_warps) if eps is None else Launch(num_warps)
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return the share of t below which a step of it is rounding."""
+    return 2.0**-50 if dtype == torch.float64 else 2.0**-22
+
+
+def one_tile_span(arguments: Arguments, blocks: Blocks, eps: float | None) -> int | None:
+    """Return the keys of a tile that holds all that a block of queries sees, or None.
+
+    A power of 2, so that all of it fits in registers next to the output.
+    """
+    num_keys = arguments.key.shape[2]
+    seen = num_keys
+    if arguments.cu_seqlens_q is None:
+        # A band of keys, from the multiple of blocks.keys below it.
+        band = arguments.left + arguments.right + blocks.queries + blocks.keys - 1
+        seen = min(num_keys, band)
+    span = max(blocks.keys, next_power_of_2(seen))
+    width = max(arguments.query.shape[3], arguments.value.shape[3])
+    has_bias = arguments.relative_bias is not None
+    return span if span <= max_span(input_dtype(arguments), width, eps, has_bias) else None
+
+
+def max_span(dtype: torch.dtype, width: int, eps: float | None, has_bias: bool) -> int:
+    """Return the most keys that a tile of one pass may have, by the registers it takes."""
+    if dtype.itemsize <= 2:
+        return 64 if width <= 64 and (eps is None or has_bias) else 128
+    return 64 if width <= 128 else 32
+
+
+def one_tile_launch(span: int, blocks: Blocks, eps: float | None) -> Launch:
+    """Return warps and stages for a tile of `span` keys."""
+    return _launch(8 if span >= 2 * blocks.keys or eps is None else 4, eps)
+
+
+def decode_blocks(arguments: Arguments) -> Blocks | None:
+    """Return rows and keys of a program if few queries look at many keys, else None."""
+    query, key = arguments.query, arguments.key
+    rows = query.shape[1] // key.shape[1] * query.shape[2]
+    if rows > MAX_DECODE_ROWS:
+        return None
+    width = max(query.shape[3], arguments.value.shape[3])
+    return Blocks(padded_dim(rows), decode_keys(input_dtype(arguments), width))
+
+
+def decode_keys(dtype: torch.dtype, width: int) -> int:
+    """Return the keys of a decode program's tile, by the registers it takes."""
+    return 64 if padded_dim(width) * dtype.itemsize <= 256 else 32

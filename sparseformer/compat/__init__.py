@@ -1,0 +1,1 @@
+"""Other packages' names and signatures on this project's functions, one module per package."""
