@@ -135,7 +135,6 @@ def test_tiles_whose_queries_are_computed_in_halves_give_the_gradients() -> None
         key_heads=1,
         queries=90,
         keys=90,
-        start=(0, 40),
         length=(77, 90),
         is_causal=True,
         blocks=Blocks(64, 64),
