@@ -75,7 +75,8 @@ def main() -> None:
     records = run(_cases(MAIN, PEERS), chosen)
     print()
     records += run(_cases(SWEEP, (TORCH,), ("top-k 64", "entmax 1.5")), chosen)
-    _print_memory()
+    if not chosen.only:
+        _print_memory()
     if plot:
         _draw(records, plot)
 

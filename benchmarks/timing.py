@@ -40,10 +40,11 @@ class Timing(NamedTuple):
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """Read --repeats, --threads and --json, and set the threads and the seed."""
+    """Read --repeats, --threads, --only and --json, and set the threads and the seed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -85,6 +86,8 @@ def run(cases: Iterator[Case], chosen: argparse.Namespace) -> list[dict[str, obj
     print("| operation, shape | ours ms | peer | peer ms | peer / ours |\n|---|---|---|---|---|")
     records: list[dict[str, object]] = []
     for case in cases:
+        if chosen.only not in case.name:
+            continue
         times = measure(case, chosen.repeats)
         for peer in case.peers:
             ratio = times[peer].median / times["ours"].median

@@ -15,6 +15,10 @@ from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.checks import Options, entmax_arguments
 from sparseformer.kernels.entmax_attention.masks import AttentionParams, Block, dropout_keep
 from sparseformer.kernels.entmax_attention.reference import entmax_rows, visible_keys
+from sparseformer.testing import assert_close_to_reference
+
+# One alpha for each of two heads.
+LEARNED = (1.2, 1.6)
 
 WORD = 32
 BLOCKS = Blocks(16, 16)
@@ -219,3 +223,14 @@ def _keep_factors(case: BackwardCase, arguments: Arguments) -> Tensor:
     whole = Block(slice(0, case.batch), slice(0, case.queries), slice(0, case.keys), 0, 0)
     keep = dropout_keep(whole, params, shape, torch.empty(0))
     return keep.double() / (1.0 - case.dropout_p)
+
+
+def hold(
+    grads: Gradients, references: tuple[Tensor, ...], baselines: tuple[Any, ...] | None = None
+) -> None:
+    """Compare what was asked for with the float64 gradients, in their order."""
+    given = [grad for grad in grads if grad is not None]
+    baselines = baselines or (None,) * len(given)
+    for grad, reference, baseline in zip(given, references, baselines, strict=True):
+        kind = "alpha" if grad is grads.alpha else "gradient"
+        assert_close_to_reference(grad, reference, baseline, kind=kind)
