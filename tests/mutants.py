@@ -143,7 +143,7 @@ def main(names: list[str]) -> int:
 
 
 def _killer(mutant: Mutant) -> str | None:
-    """Return the first test that fails, or None."""
+    """Return the first test that fails, or that the process crashed; None if all pass."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".*_cache")
@@ -158,6 +158,9 @@ def _killer(mutant: Mutant) -> str | None:
     failures = [line for line in found.stdout.splitlines() if line.startswith("FAILED")]
     if failures:
         return failures[0].removeprefix("FAILED ").split(" - ")[0]
+    if found.returncode < 0:
+        # Reading where nothing is.
+        return f"{mutant.tests} (signal {-found.returncode})"
     assert found.returncode == 0, found.stdout[-2000:]
     return None
 
