@@ -114,16 +114,16 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sums in the dtype of the input",
-        "kernels/entmax/forward.py",
-        ".to(COMPUTE)\n    maximum",
-        "\n    maximum",
-        "tests/interpreter/test_entmax_rows.py",
+        "kernels/sparse_loss/device.py",
+        "sums += tl.where(present, values, 0.0)[:, None] * dense.to(tl.float32)",
+        "sums = (sums + values[:, None] * dense.to(tl.float32)).to(dense.dtype).to(tl.float32)",
+        "tests/interpreter/test_loss_products_kernel.py",
     ),
     Mutant(
         "target lookup without the border of the tile",
         "kernels/sparse_loss/linear.py",
         "inside = (places >= 0) & (places < scores.shape[-1])",
-        "inside = places >= 0",
+        "inside = places < scores.shape[-1]",
         "tests/functional/test_linear_losses.py",
     ),
 )
