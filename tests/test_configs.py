@@ -2,14 +2,16 @@
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from rich.console import Console
 
 from sparseformer.arguments import parse_config
-from sparseformer.config import Config
+from sparseformer.config import BackendName, Config
 from sparseformer.data import Tokenizer
+from sparseformer.kernels.common.backends import Backend
 from sparseformer.training.module import build_module
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -60,3 +62,7 @@ def test_config_says_only_what_differs_from_the_defaults(path: Path) -> None:
 def test_the_inflection_config_is_the_default() -> None:
     path = next(path for path in CONFIGS if path.stem == "inflection")
     assert parse_config(["--config", str(path)], "p")[0] == Config()
+
+
+def test_the_backends_of_a_config_are_those_of_the_kernels() -> None:
+    assert get_args(BackendName) == get_args(Backend)

@@ -11,9 +11,9 @@ from sparseformer.kernels.entmax_attention.backward_bias import bias_gradient
 from sparseformer.kernels.entmax_attention.backward_key import key_gradients
 from sparseformer.kernels.entmax_attention.backward_plans import plans_for
 from sparseformer.kernels.entmax_attention.backward_problem import (
-    SHORT_EPS,
     Problem,
     named_strides,
+    split_alpha,
 )
 from sparseformer.kernels.entmax_attention.backward_query import query_gradients
 from sparseformer.kernels.entmax_attention.blocks import Blocks, blocks_for, padded_dim
@@ -22,6 +22,7 @@ from sparseformer.kernels.entmax_attention.row_bounds import (
     common_keys,
     row_bounds,
 )
+from sparseformer.kernels.entmax_attention.saved import input_dtype
 from sparseformer.kernels.entmax_attention.tiles import load_rows
 
 DELTA_ROWS = 64
@@ -73,19 +74,12 @@ def _zeros(inputs: tuple[Tensor | None, ...], wanted: Wanted) -> Gradients:
 def _problem(
     arguments: Arguments, saved: Saved, grad_output: Tensor, blocks: Blocks | None
 ) -> Problem:
-    query, key, value, alpha, bias = arguments.differentiable()
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    dtype, bias = input_dtype(arguments), arguments.relative_bias
     query, key, value, grad_output = (
-        kernel_input(x.to(dtype)) for x in (query, key, value, grad_output)
+        kernel_input(x.to(dtype)) for x in (*arguments[:3], grad_output)
     )
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    eps = arguments.parameter - 1.0 if alpha is None else None
-    if eps is not None and eps not in SHORT_EPS:
-        alpha = query.new_full((query.shape[1],), arguments.parameter, dtype=wide)
-        eps = None
+    alpha, eps = split_alpha(arguments, wide)
     bounds = row_bounds(arguments)
     blocks = blocks or blocks_for(dtype, query.shape[3], value.shape[3])
     has_extras = bias is not None or arguments.dropout_p > 0.0
@@ -95,7 +89,7 @@ def _problem(
         value=value,
         grad_output=grad_output,
         bias=None if bias is None else kernel_input(bias).contiguous(),
-        alpha=None if alpha is None else alpha.to(wide).contiguous(),
+        alpha=alpha,
         eps=eps,
         threshold=saved.rows.contiguous(),
         delta=_row_deltas(grad_output, kernel_input(saved.direction), bounds, wide),

@@ -8,8 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
+from sparseformer.kernels.entmax_attention.arguments import Arguments
 from sparseformer.kernels.entmax_attention.backward_plans import Plan, Plans
 from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
+from sparseformer.kernels.entmax_attention.masks import keep_bound
 from sparseformer.kernels.entmax_attention.row_bounds import RowBounds
 
 # The values of eps = alpha - 1 whose powers need no logarithm.
@@ -97,7 +99,7 @@ class Problem:
             "num_keys": self.key.shape[2],
             "scale": self.scale,
             "keep_scale": 1.0 / keep,
-            "keep_bound": min(int(keep * 2.0**64) - 2**63, 2**63 - 1),
+            "keep_bound": keep_bound(self.dropout_p),
         }
 
     def columns(self, plan: Plan) -> int:
@@ -125,3 +127,14 @@ def named_strides(name: str, tensor: Tensor | None) -> dict[str, int]:
     """Return the strides of [B, H, L, D] as arguments of a kernel, 0 where there is no tensor."""
     strides = (0, 0, 0, 0) if tensor is None else tensor.stride()
     return {f"stride_{name}{letter}": n for letter, n in zip("bhld", strides, strict=True)}
+
+
+def split_alpha(arguments: Arguments, dtype: torch.dtype) -> tuple[Tensor | None, float | None]:
+    """Return alpha [Hq] of this dtype and None, or None and eps where that is one of SHORT_EPS."""
+    if arguments.alpha is not None:
+        return arguments.alpha.to(dtype).contiguous(), None
+    eps = arguments.parameter - 1.0
+    if eps in SHORT_EPS:
+        return None, eps
+    heads = arguments.query.shape[1]
+    return arguments.query.new_full((heads,), arguments.parameter, dtype=dtype), None

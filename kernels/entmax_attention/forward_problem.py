@@ -9,9 +9,10 @@ from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv, kernel_input
 from sparseformer.kernels.entmax_attention.arguments import Arguments
-from sparseformer.kernels.entmax_attention.backward_problem import SHORT_EPS, named_strides
+from sparseformer.kernels.entmax_attention.backward_problem import named_strides, split_alpha
 from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
 from sparseformer.kernels.entmax_attention.launch_table import Plan, plan_for
+from sparseformer.kernels.entmax_attention.masks import keep_bound
 from sparseformer.kernels.entmax_attention.row_bounds import RowBounds, row_bounds
 from sparseformer.kernels.entmax_attention.saved import input_dtype
 
@@ -107,7 +108,7 @@ class Problem:
         return {
             "scale": self.scale,
             "keep_scale": 1.0 / keep,
-            "keep_bound": min(int(keep * 2.0**64) - 2**63, 2**63 - 1),
+            "keep_bound": keep_bound(self.dropout_p),
         }
 
     def constants(self) -> dict[str, Any]:
@@ -130,16 +131,13 @@ def forward_problem(arguments: Arguments) -> Problem:
     dtype = input_dtype(arguments)
     query, key, value = (kernel_input(x.to(dtype)) for x in arguments[:3])
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    alpha = arguments.alpha
-    eps = arguments.parameter - 1.0 if alpha is None else None
-    if eps is not None and eps not in SHORT_EPS:
-        alpha, eps = query.new_full((query.shape[1],), arguments.parameter, dtype=wide), None
+    alpha, eps = split_alpha(arguments, wide)
     return Problem(
         query=query,
         key=key,
         value=value,
         bias=_hiding_bias(arguments.relative_bias, wide),
-        alpha=None if alpha is None else alpha.to(wide).contiguous(),
+        alpha=alpha,
         eps=eps,
         bounds=row_bounds(arguments),
         seed=arguments.seed if arguments.dropout_p else None,

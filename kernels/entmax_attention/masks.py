@@ -156,7 +156,12 @@ def dropout_keep(block: Block, params: AttentionParams, shape: torch.Size, like:
         # torch shifts signed integers arithmetically, so the copies of the sign are cut off.
         shifted = (state >> shift).bitwise_and_((1 << (64 - shift)) - 1)
         state = state.bitwise_xor_(shifted).mul_(_signed(factor))
-    return state < min(int((1.0 - params.dropout_p) * 2.0**64) - 2**63, 2**63 - 1)
+    return state < keep_bound(params.dropout_p)
+
+
+def keep_bound(dropout_p: float) -> int:
+    """Return the int64 that the draws which dropout keeps lie below."""
+    return min(int((1.0 - dropout_p) * 2.0**64) - 2**63, 2**63 - 1)
 
 
 def _indices(part: slice, like: Tensor) -> Tensor:
