@@ -31,11 +31,13 @@ def _row_maximum(scores_ptr, stride_class, num_classes, BLOCK: tl.constexpr):
 
 @triton.jit
 def _floor(top, reach):
-    """Return the score that all scores in reach are above; `top` where that is infinite or NaN."""
+    """Return a bound from below of top - reach; `top` where that is infinite or NaN."""
     is_finite = (top > float("-inf")) & (top < float("inf"))
-    # The next number below: top - reach is top itself where top is large.
-    below = from_ordered_bits(ordered_bits(top) - 1)
-    return tl.where(is_finite, tl.minimum(tl.where(is_finite, top, 0.0) - reach, below), top)
+    difference = tl.where(is_finite, top, 0.0) - reach
+    # The next number below, so that rounding can't raise it; the one below 0 is two bits away.
+    below = from_ordered_bits(ordered_bits(difference) - tl.where(difference == 0.0, 2, 1))
+    below = tl.where(difference > float("-inf"), below, difference)
+    return tl.where(is_finite, below, top)
 
 
 @triton.jit

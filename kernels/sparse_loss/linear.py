@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparseformer.kernels.sparse_loss.candidates import Candidates
 from sparseformer.kernels.sparse_loss.products import DENSE_COST_SHARE
 from sparseformer.kernels.sparse_loss.reference import entmax_kept, truncated_kept
 from sparseformer.kernels.sparse_loss.results import Request, RowLoss
@@ -15,8 +16,6 @@ from sparseformer.kernels.sparse_loss.selection import (
     collect_on,
     empty_top_k,
     merge_top_k_on,
-    pad_rows,
-    reachable,
 )
 from sparseformer.kernels.sparse_loss.targets import Targets
 
@@ -160,32 +159,22 @@ class LinearRows:
         return kept, columns, target_scores
 
     def _entmax_tiled(self, start: int, stop: int) -> RowLoss | None:
-        """Collect what is above the running max - 1/eps; None if that is a wide share of rows."""
+        """Collect the candidates for the support; None if that is a wide share of the rows."""
         targets, alpha = self.targets.slice(start, stop), self.alpha_of(start, stop)
-        num_rows, limit = stop - start, self.tiling.logits // DENSE_COST_SHARE
-        target_scores, top = self._no_scores(num_rows), self._no_scores(num_rows)
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        target_scores, top = self._no_scores(stop - start), self._no_scores(stop - start)
+        limit = self.tiling.logits // DENSE_COST_SHARE
+        candidates = Candidates(top, alpha, limit, self.tiling.logits)
         for first, scores in self._tiles(start, stop):
             read_targets(target_scores, scores, first, targets)
             top = torch.maximum(top, scores.amax(-1))
             self._refuse(scores, top, start, first)
-            found = scores > reachable(top, alpha)
-            limit -= int(found.sum())
-            if limit < 0:
+            if not candidates.add(scores, top, first):
                 return None
-            rows, places = found.nonzero(as_tuple=True)
-            parts.append((rows, places + first, scores[rows, places]))
-            del scores, found
-        rows, columns, values = (torch.cat(part) for part in zip(*parts, strict=True))
-        floor = reachable(top, alpha).expand(num_rows, 1)
-        inside = (values > floor[rows, 0]).nonzero()[:, 0]
-        inside = inside[rows[inside].argsort(stable=True)]
-        rows, columns, values = rows[inside], columns[inside], values[inside]
-        widest = int(torch.bincount(rows, minlength=num_rows).max())
-        if widest * num_rows > self.tiling.logits:
+            del scores  # before the next tile is made
+        padded = candidates.padded()
+        if padded is None:
             return None
-        kept, columns = pad_rows(rows, columns, values, num_rows)
-        return entmax_kept(kept, columns, top, targets, target_scores, alpha, self.request)
+        return entmax_kept(*padded, top, targets, target_scores, alpha, self.request)
 
     def _entmax_buffered(self, start: int, stop: int) -> RowLoss | None:
         """As _entmax_tiled with buffers of a fixed size; the device is read once, at the end."""

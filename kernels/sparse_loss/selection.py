@@ -128,13 +128,14 @@ def _top_p_block(centred: Tensor, p: float) -> Tensor:
 def reachable(top: Tensor, alpha: float | Tensor) -> Tensor:
     """Return the score of each row below which no class is in the support: max - 1/(alpha - 1)."""
     if isinstance(alpha, Tensor):
-        return _below(top[:, None], 1.0 / (alpha - 1.0))
-    return _below(top, 1.0 / (alpha - 1.0) if alpha > 1.0 else torch.inf)[:, None]
+        return below(top[:, None], 1.0 / (alpha - 1.0))
+    return below(top, 1.0 / (alpha - 1.0) if alpha > 1.0 else torch.inf)[:, None]
 
 
-def _below(top: Tensor, reach: float | Tensor) -> Tensor:
-    """Return top - reach, and less than top also where that rounds to top itself."""
-    return torch.minimum(top - reach, top.nextafter(torch.full_like(top, -torch.inf)))
+def below(top: Tensor, reach: float | Tensor) -> Tensor:
+    """Return a bound from below of top - reach, whatever the rounding; less than top, therefore."""
+    difference = top - reach
+    return difference.nextafter(torch.full_like(difference, -torch.inf))
 
 
 def collect(
@@ -162,7 +163,7 @@ def collect(
     """
     old_top, room = top.clone(), values.shape[-1]
     torch.maximum(top, scores.amax(-1), out=top)
-    floor = _below(top, reach)
+    floor = below(top, reach)
     for row, score in enumerate(scores.to(values.dtype)):
         held = 0 if floor[row] >= old_top[row] else int(counts[row])
         stays = (values[row, : min(held, room)] > floor[row]).nonzero()[:, 0]

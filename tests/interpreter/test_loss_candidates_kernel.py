@@ -41,10 +41,9 @@ class Buffers:
         scores = scores.float()
         top = scores.amax(-1)
         assert torch.equal(self.top, top)
-        # In float32 a large maximum less the reach is itself, but it is always in reach.
-        found = (
-            scores > torch.minimum(top - reach, torch.nextafter(top, top.new_tensor(NONE)))[:, None]
-        )
+        # One step below the difference, which may have been rounded up.
+        floor = torch.nextafter(top - reach, top.new_tensor(NONE))
+        found = scores > floor[:, None]
         for row in range(self.num_rows):
             places = found[row].nonzero()[:, 0]
             count = places.numel()
@@ -97,9 +96,15 @@ def test_every_row_has_its_own_reach() -> None:
     assert len(set(buffers.counts.tolist())) == 4
 
 
-def test_a_score_at_the_end_of_the_reach_is_outside() -> None:
-    scores = torch.tensor([[2.0, 1.0, 3.0, 1.0000001, 2.0]])
+def test_a_score_out_of_reach_is_outside() -> None:
+    scores = torch.tensor([[2.0, 0.9999999, 3.0, 1.0000001, 2.0]])
     assert collected(scores, 2.0, 2, 5).columns[0, :4].tolist() == [0, 2, 3, 4]
+
+
+def test_rounding_loses_no_score_in_reach() -> None:
+    """In float32, 1,000,003.5 - 1.7 is 1,000,001.8125, a score that is in reach itself."""
+    scores = torch.tensor([[1_000_003.5, 1_000_001.8125, 1_000_001.625]])
+    assert collected(scores, 1.7, 2, 3).columns[0].tolist()[:2] == [0, 1]
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e9, 3e38])
@@ -118,7 +123,7 @@ def test_what_a_later_maximum_excludes_makes_room() -> None:
     scores = torch.cat([draw(2, 9).abs(), draw(2, 9).abs() + 9, draw(2, 9).abs() + 18], -1)
     assert collected(scores, 4.0, 9, 10).counts.tolist() == [9, 9]
     # Some of the first tile stay.
-    scores = torch.tensor([[1.0, 9.0, 2.0, 8.0, 10.0, 3.0, 11.0, 9.5]])
+    scores = torch.tensor([[1.0, 9.0, 2.0, 7.5, 10.0, 3.0, 11.0, 9.5]])
     assert collected(scores, 3.0, 4, 5).columns[0].tolist() == [1, 4, 6, 7, -1]
 
 
@@ -143,7 +148,7 @@ def test_a_flag_stays_while_lost_classes_may_count() -> None:
     buffers.add(torch.ones(1, 1), 6, 2.0)
     assert int(buffers.counts) > 4
     # This maximum leaves all of them behind.
-    scores = torch.tensor([[3.0, 2.0]])
+    scores = torch.tensor([[3.5, 2.0]])
     buffers.add(scores, 7, 2.0)
     buffers.check(torch.cat([torch.zeros(1, 6), torch.ones(1, 1), scores], -1), 2.0)
     assert buffers.columns.tolist() == [[7, 8, -1, -1]]
