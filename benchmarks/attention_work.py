@@ -3,7 +3,8 @@
     python benchmarks/attention_work.py > docs/attention_work.md
 
 Causal, alpha 1.5, one head of 64 in fp16. The kernels run in Triton's interpreter: a minute per
-input at L = 512, four times as long with each doubling.
+input at L = 512, four times as long with each doubling. Of the lengths of --sampled, one block of
+queries in eight is run, forward only.
 """
 
 import argparse
@@ -12,10 +13,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from attention_inputs import ALPHA, INPUTS, Inputs, dense_attention
+from attention_inputs import ALPHA, DIM, INPUTS, Inputs, dense_attention
 from torch import Tensor
 
 from sparseformer.functional import entmax_attention
+from sparseformer.kernels.entmax.reference import probabilities, solve_threshold
 
 if TYPE_CHECKING:
     from interpreted_work import Counts, Work
@@ -25,6 +27,8 @@ BLOCKS = (16, 32, 64, 128)
 SHORT = 1024
 TELLING = ("std 1", "std 3", "local", "local + global")
 SHARE_LENGTHS = (512, 1024, 2048, 4096)
+# Queries of a block, and how many blocks one stands for where blocks are sampled.
+TILE, SAMPLING = 64, 8
 COLUMNS = (
     "scores",
     "active tiles",
@@ -37,6 +41,14 @@ COLUMNS = (
     "ratio",
     "max abs(sum p - 1): ours",
     "theirs",
+)
+SAMPLED_COLUMNS = (
+    "scores",
+    "active tiles",
+    "pass",
+    "products per visible tile: ours",
+    "theirs, 4 + 3 x active",
+    "ratio",
 )
 
 
@@ -55,6 +67,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lengths", type=int, nargs="*", default=(512, 1024, 2048))
+    parser.add_argument("--sampled", type=int, nargs="*", default=(4096,))
     parser.add_argument("--inputs", nargs="*", choices=INPUTS, help="else all of them")
     parser.add_argument("--kernels", action="store_true", help="also print a line per kernel")
     chosen = parser.parse_args()
@@ -62,13 +75,18 @@ def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     from interpreted_adasplash import interpreted_adasplash
 
-    peer = interpreted_adasplash()
+    peer = interpreted_adasplash() if chosen.lengths else None
     print(_header())
     for length in chosen.lengths:
         print(f"\n## L = {length}\n")
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         for name in chosen.inputs or (INPUTS if length <= SHORT else TELLING):
             _compare(name, INPUTS[name](length), peer, chosen.kernels)
+    for length in chosen.sampled:
+        print(f"\n## L = {length}, one block of queries in {SAMPLING}\n")
+        print(f"| {' | '.join(SAMPLED_COLUMNS)} |\n|{'---|' * len(SAMPLED_COLUMNS)}")
+        for name in chosen.inputs or INPUTS:
+            _compare_blocks(name, INPUTS[name](length))
     _print_shares(chosen.inputs or list(INPUTS))
 
 
@@ -127,6 +145,55 @@ def _run(inputs: Inputs, attend: Any) -> Passes:
         output.backward(grad)
     # Without an inference pass of its own, training's stands for it.
     return Passes(forward, forward, backward, output.detach())
+
+
+def _compare_blocks(name: str, inputs: Inputs) -> None:
+    """Print our products in a sample of query blocks beside what AdaSplash-2's algorithm takes.
+
+    Programs of the forward pass don't depend on one another: alone, a block of queries does what it
+    does among the others. The counts of AdaSplash-2 above are 4 products per visible tile and 3 per
+    active one throughout.
+    """
+    num_blocks = inputs.query.shape[2] // TILE
+    products, visible, active = {"forward": 0.0, "inference": 0.0}, 0, 0
+    for block in range(SAMPLING // 2 - 1, num_blocks, SAMPLING):
+        stop = (block + 1) * TILE
+        query, key, value = (
+            inputs.query[:, :, stop - TILE : stop],
+            *(x[:, :, :stop] for x in inputs[1:]),
+        )
+        expected, tiles = _dense_block(Inputs(query, key, value))
+        visible, active = visible + block + 1, active + tiles
+        for name_of_pass in products:
+            counts, output = _forward(Inputs(query, key, value), name_of_pass == "forward")
+            _check(name, expected, output)
+            products[name_of_pass] += counts.total().products
+    share = active / visible
+    for name_of_pass, count in products.items():
+        ours, theirs = count / visible, 4 + 3 * share
+        cells = [f"{share:.0%}", name_of_pass, f"{ours:.2f}", f"{theirs:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} | {ours / theirs:.2f} |", flush=True)
+
+
+def _forward(inputs: Inputs, keep: bool) -> tuple["Counts", Tensor]:
+    from interpreted_work import counting
+
+    leaves = [x.clone().requires_grad_(keep) for x in inputs]
+    with counting() as counts:
+        output = entmax_attention(*leaves, ALPHA, is_causal=True, backend="triton")
+    return counts, output.detach()
+
+
+def _dense_block(inputs: Inputs) -> tuple[Tensor, int]:
+    """Return the float64 output of the last queries, and how many of their tiles are active."""
+    query, key, value = (x[0, 0].double() for x in inputs)
+    places = torch.arange(len(key))
+    future = places > places[-len(query) :, None]
+    scores = (query @ key.T * DIM**-0.5).masked_fill(future, float("-inf"))
+    alpha = torch.tensor(ALPHA, dtype=torch.float64)
+    probs, _ = probabilities(scores, solve_threshold(scores, alpha), alpha)
+    active = (probs > 0).unflatten(1, (-1, TILE)).any(2).any(0)
+    return probs @ value, int(active.sum())
 
 
 def _ratios(ours: "Work", theirs: "Work") -> list[str]:

@@ -1,63 +1,127 @@
-"""Compile every shipped configuration of every kernel for four GPUs, and print what each needs.
+"""Compile every shipped configuration of every kernel for four GPUs, and write what each needs.
 
-    python benchmarks/kernel_resources.py > docs/kernel_resources.md
+    python benchmarks/kernel_resources.py [--jobs N] [ROOM ...]
 
-No GPU is needed. Occupancy is the number of warps of one multiprocessor that registers and shared
-memory allow, of 64 (48 on sm_89).
+No GPU is needed. docs/kernel_resources.json keeps one line for each configuration with a hash of
+what it was compiled from, so that a second run compiles only what has changed since;
+docs/kernel_resources.md is the summary. All of it takes about 45 minutes on one core. Fails if a
+kernel spills.
 """
 
 import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from sparseformer.kernels.common.compilation import CompileCase, Compiled, compile_kernel
+import kernel_tables
+from kernel_sources import fingerprint
+
+from sparseformer.kernels.common.compilation import CompileCase, compile_kernel
 
 ROOMS = ("entmax", "sparse_loss", "entmax_attention")
 ARCHITECTURES = (80, 89, 90, 100)
-REGISTERS = 65_536
-# Shared memory of one multiprocessor in bytes, and its most warps, by architecture.
-SHARED = {80: 167_936, 89: 102_400, 90: 233_472, 100: 233_472}
-MAX_WARPS = {80: 64, 89: 48, 90: 64, 100: 64}
+WITH_WARP_GROUPS = (90, 100)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS, TABLE = DOCS / "kernel_resources.json", DOCS / "kernel_resources.md"
+# Of the assembly, the first that occurs: how tiles are multiplied.
+PRODUCTS = ("tcgen05.mma", "wgmma", "mma.sync")
+
+Results = dict[str, dict[str, Any]]
 
 
-def main() -> None:
-    """Print one table per room."""
+class Shipped(NamedTuple):
+    """A configuration and the GPUs that it is for."""
+
+    case: CompileCase
+    architectures: tuple[int, ...]
+
+
+class Job(NamedTuple):
+    """A configuration, by its place in the list of its package, and a GPU."""
+
+    room: str
+    index: int
+    arch: int
+
+
+def main() -> int:
+    """Compile what has changed and write both files; return 1 if anything spills."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rooms", nargs="*", default=ROOMS, help=f"among {', '.join(ROOMS)}")
-    rooms = parser.parse_args().rooms
-    print("# Resources of the kernels\n")
-    print(
-        f"Compiled by triton {version('triton')} without a GPU (`python "
-        "benchmarks/kernel_resources.py`): registers per thread, KiB of shared memory per program, "
-        "and the warps that fit on a multiprocessor. Nothing spills; `w` marks use of wgmma."
-    )
-    for room in rooms:
-        cases = import_module(f"sparseformer.kernels.{room}.compile_cases").compile_cases()
-        print(f"\n## {room}\n")
-        print("| kernel | " + " | ".join(f"sm_{arch}" for arch in ARCHITECTURES) + " |")
-        print("|---" * (len(ARCHITECTURES) + 1) + "|")
-        for case in cases:
-            cells = [_cell(case, arch) for arch in ARCHITECTURES]
-            print(f"| {case.name} | " + " | ".join(cells) + " |", flush=True)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    arguments = parser.parse_args()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {name: x for name, x in kept.items() if name.split("/")[0] not in arguments.rooms}
+    jobs = []
+    for room in arguments.rooms:
+        for index, (case, architectures) in enumerate(_cases(room)):
+            entry = _up_to_date(kept.get(f"{room}/{case.name}"), case)
+            results[f"{room}/{case.name}"] = entry
+            jobs += [Job(room, index, arch) for arch in architectures if str(arch) not in entry]
+    print(f"{len(jobs)} kernels to compile", file=sys.stderr, flush=True)
+    for done, (job, measured) in enumerate(_compiled(jobs, arguments.jobs)):
+        name = f"{job.room}/{_cases(job.room)[job.index].case.name}"
+        results[name][str(job.arch)] = measured
+        if done % 16 == 15 or done == len(jobs) - 1:
+            _save(results)
+            print(f"{done + 1} of {len(jobs)}: {name}", file=sys.stderr, flush=True)
+    _save(results)
+    TABLE.write_text(kernel_tables.page(results, version("triton")))
+    spilled = kernel_tables.spilling(results)
+    for name in spilled:
+        print(f"{name} spills", file=sys.stderr)
+    return 1 if spilled else 0
 
 
-def _cell(case: CompileCase, arch: int) -> str:
-    compiled = compile_kernel(case.kernel, arch, case.types, case.constants, case.launch.options())
-    spilled = f", SPILLS {compiled.spilled} B" if compiled.spilled else ""
-    mark = " w" if "wgmma" in compiled.ptx else ""
-    shared = compiled.shared / 1024
-    return f"{compiled.registers}, {shared:.0f} KiB, {_warps(compiled, arch)}{mark}{spilled}"
+@cache
+def _cases(room: str) -> list[Shipped]:
+    cases = import_module(f"sparseformer.kernels.{room}.compile_cases").compile_cases()
+    shipped = [Shipped(case, ARCHITECTURES) for case in cases]
+    if room == "entmax_attention":
+        module = import_module(f"sparseformer.kernels.{room}.backward_cases")
+        shipped += [Shipped(case, WITH_WARP_GROUPS) for case in module.warp_group_cases()]
+    return shipped
 
 
-def _warps(compiled: Compiled, arch: int) -> int:
-    """Return how many warps of such programs fit on one multiprocessor."""
-    # Registers are given out in units of 8 per thread; a program takes 1 KiB of shared memory more.
-    per_program = -(-compiled.registers // 8) * 8 * 32 * compiled.num_warps
-    by_registers = REGISTERS // per_program
-    by_shared = SHARED[arch] // (compiled.shared + 1024)
-    programs = min(by_registers, by_shared, MAX_WARPS[arch] // compiled.num_warps)
-    return programs * compiled.num_warps
+def _up_to_date(entry: dict[str, Any] | None, case: CompileCase) -> dict[str, Any]:
+    """Return what is known of a case, which is nothing if its source or options have changed."""
+    current = fingerprint(case)
+    if entry is not None and entry["source"] == current:
+        return entry
+    return {"source": current, "warps": case.launch.num_warps}
+
+
+def _compiled(jobs: list[Job], processes: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+    if processes == 1:
+        yield from zip(jobs, map(_compile, jobs), strict=True)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from zip(jobs, pool.map(_compile, jobs), strict=True)
+
+
+def _compile(job: Job) -> dict[str, Any]:
+    case = _cases(job.room)[job.index].case
+    options = case.launch.options()
+    compiled = compile_kernel(case.kernel, job.arch, case.types, case.constants, options)
+    return {
+        "registers": compiled.registers,
+        "spilled": compiled.spilled,
+        "shared": compiled.shared,
+        "products": next((name for name in PRODUCTS if name in compiled.ptx), None),
+    }
+
+
+def _save(results: Results) -> None:
+    """Write one line for each configuration, so that a change shows as the lines it changes."""
+    lines = (f"{json.dumps(name)}: {json.dumps(x)}" for name, x in results.items())
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

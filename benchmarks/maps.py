@@ -64,7 +64,9 @@ def _cases() -> Iterator[Case]:
 def _print_errors() -> None:
     """Compare with float64; no fp32 result can be nearer than the float64 one rounded."""
     torch.manual_seed(0)
-    print("\nErrors of p, the largest and the root mean square over the support, in units of 1e-8.\n")
+    print(
+        "\nErrors of p, the largest and the root mean square over the support, in units of 1e-8.\n"
+    )
     print("| map, n | ours | theirs | float64 rounded |\n|---|---|---|---|")
     for rows, length in SHAPES:
         x = 2.0 * torch.randn(rows, length)

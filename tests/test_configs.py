@@ -26,6 +26,7 @@ def test_the_promised_configs_are_there() -> None:
         "g2p",
         "inflection",
         "iwslt17",
+        "summarization_finetune",
         "xsum",
     }
 

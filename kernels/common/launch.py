@@ -1,12 +1,16 @@
 """Launch helpers: integer arithmetic, bf16 under the interpreter, and the options of a launch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparseformer.kernels.common.backends import is_interpreting
+
+# Of one multiprocessor, 32 bits each; one thread has at most 255.
+REGISTERS = 65_536
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,41 @@ class Launch:
             "num_stages": self.num_stages,
             "enable_fp_fusion": True,
         }
+
+
+@dataclass(frozen=True)
+class RoomyLaunch(Launch):
+    """A launch whose kernel may use every register; else some spill to fit a second program."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of a launch, and the options of `compile_kernel`."""
+        return {**super().options(), "maxnreg": min(255, REGISTERS // (32 * self.num_warps))}
+
+
+@cache
+def multiplies_by_warp_groups(device: torch.device) -> bool:
+    """Say whether four warps of that GPU multiply tiles together, from shared memory.
+
+    So it is on sm_90 to sm_110. Elsewhere, also on sm_120, both operands take registers. Triton's
+    interpreter has one configuration, which fits any GPU.
+    """
+    if device.type != "cuda" or is_interpreting():
+        return False
+    return (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
+
+
+def smaller_launches(launch: Launch) -> tuple[Launch, ...]:
+    """Return the launch and those that need less shared memory: a buffer of each tile less."""
+    return tuple(replace(launch, num_stages=n) for n in range(launch.num_stages, 0, -1))
+
+
+def larger_launches(launch: Launch) -> tuple[Launch, ...]:
+    """Return what may be quicker on some cards: another buffer of each tile, other warps."""
+    warps = launch.num_warps // 2 if launch.num_warps > 4 else launch.num_warps * 2
+    return (
+        replace(launch, num_stages=launch.num_stages + 1),
+        replace(launch, num_warps=warps),
+    )
 
 
 def cdiv(numerator: int, denominator: int) -> int:

@@ -94,11 +94,13 @@ def alpha_term(probs, slopes, eps, EPS: tl.constexpr):
         else:
             e = EPS
         y = -e * log_probs
-        without_slopes = (probs * y + probs) / (e * e)
+        # One division for all of a row or a head.
+        scale = 1.0 / (e * e)
+        without_slopes = probs * y + probs
         near = -_phi(tl.minimum(y, SERIES_END)) * log_probs * log_probs * probs
-        term = tl.where(y < SERIES_END, near, without_slopes - slopes / (e * e))
+        term = tl.where(y < SERIES_END, near, (without_slopes - slopes) * scale)
         if EPS is None:
-            term = tl.where(e > 1.0, without_slopes, term)
+            term = tl.where(e > 1.0, without_slopes * scale, term)
     return tl.where(probs > 0.0, term, 0.0)
 
 

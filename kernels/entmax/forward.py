@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseformer.kernels.common.launch import Launch, cdiv, kernel_input, next_power_of_2
+from sparseformer.kernels.common.launch import (
+    Launch,
+    RoomyLaunch,
+    cdiv,
+    kernel_input,
+    next_power_of_2,
+)
 from sparseformer.kernels.entmax.device import MAX_STEPS, expm1, newton_step, powers
 from sparseformer.kernels.entmax.long_rows import launch_long_rows
 from sparseformer.kernels.entmax.row_input import (
@@ -165,4 +171,5 @@ def launch_rows(scores: Tensor, alpha: RowAlpha, probs: Tensor, max_tile: int = 
 def tile_shape(length: int) -> tuple[int, int, Launch]:
     """Return rows and columns of a program, and its launch: 8 to 16 scores per thread."""
     block_n = max(next_power_of_2(length), 8)
-    return max(1024 // block_n, 1), block_n, Launch(num_warps=min(max(block_n // 512, 4), 32))
+    launch = RoomyLaunch(num_warps=min(max(block_n // 512, 4), 32))
+    return max(1024 // block_n, 1), block_n, launch

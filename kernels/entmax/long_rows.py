@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseformer.kernels.common.launch import Launch
+from sparseformer.kernels.common.launch import Launch, RoomyLaunch
 from sparseformer.kernels.entmax.device import LOG2_E, MAX_STEPS, newton_step, powers
 from sparseformer.kernels.entmax.long_steep import steep_row
 from sparseformer.kernels.entmax.row_input import (
@@ -215,4 +215,4 @@ def launch_long_rows(scores: Tensor, alpha: RowAlpha, probs: Tensor, max_block: 
 
 def long_launch(block_n: int) -> Launch:
     """Return the launch of a program that holds block_n lanes, 8 in each thread."""
-    return Launch(num_warps=max(block_n // 256, 1))
+    return RoomyLaunch(num_warps=max(block_n // 256, 1))

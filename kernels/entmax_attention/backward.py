@@ -5,7 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseformer.kernels.common.launch import Launch, cdiv, kernel_input
+from sparseformer.kernels.common.launch import (
+    Launch,
+    cdiv,
+    kernel_input,
+    multiplies_by_warp_groups,
+)
 from sparseformer.kernels.entmax_attention.arguments import Arguments, Gradients, Saved, Wanted
 from sparseformer.kernels.entmax_attention.backward_bias import bias_gradient
 from sparseformer.kernels.entmax_attention.backward_key import key_gradients
@@ -17,6 +22,7 @@ from sparseformer.kernels.entmax_attention.backward_problem import (
 )
 from sparseformer.kernels.entmax_attention.backward_query import query_gradients
 from sparseformer.kernels.entmax_attention.blocks import Blocks, blocks_for, padded_dim
+from sparseformer.kernels.entmax_attention.launch_table import launch_case
 from sparseformer.kernels.entmax_attention.row_bounds import (
     RowBounds,
     common_keys,
@@ -100,7 +106,15 @@ def _problem(
         dropout_p=arguments.dropout_p,
         scale=arguments.scale,
         blocks=blocks,
-        plans=plans_for(dtype, query.shape[3], value.shape[3], eps, has_extras),
+        plans=plans_for(
+            dtype,
+            query.shape[3],
+            value.shape[3],
+            eps,
+            has_extras,
+            multiplies_by_warp_groups(query.device),
+        ),
+        case=launch_case(arguments),
     )
 
 

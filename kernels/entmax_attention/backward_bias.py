@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
 from sparseformer.kernels.entmax.device import MIN_EPS
+from sparseformer.kernels.entmax_attention.backward_plans import Plan
 from sparseformer.kernels.entmax_attention.backward_problem import Problem
 from sparseformer.kernels.entmax_attention.tiles import (
     load_rows,
@@ -24,28 +25,34 @@ def bias_gradient(
     and sums the diagonals of that one tile at its end. Two tile products per active tile, and
     O(B Hq (Lq + Lk)) numbers that torch adds in a fixed order.
     """
-    query, key, plan = problem.query, problem.key, problem.plans.bias
+    query, key = problem.query, problem.key
     batch, heads, num_queries, _ = query.shape
-    rows, columns = problem.blocks.queries, problem.columns(plan)
-    bands = rows // columns + 1
+    rows = problem.blocks.queries
     query_blocks = cdiv(num_queries, rows)
-    diagonals = cdiv(key.shape[2], columns) + (query_blocks - 1) * (bands - 1)
-    parts = problem.delta.new_empty((batch, heads, diagonals, bands, columns))
     bounds_q = _segment_bounds(cu_seqlens_q, query)
     bounds_k = _segment_bounds(cu_seqlens_k, key)
-    _entmax_attention_backward_bias_kernel[(batch * heads * diagonals,)](
-        **problem.pointers(),
-        bits_ptr=problem.bits,
-        bounds_q_ptr=bounds_q,
-        bounds_k_ptr=bounds_k,
-        parts_ptr=parts,
-        **problem.strides(),
-        **problem.numbers(),
-        num_segments=bounds_q.numel() - 1,
-        num_words=problem.bits.shape[3],
-        **problem.constants(plan),
-        **plan.launch.options(),
-    )
+
+    def run(plan: Plan) -> Tensor:
+        columns = problem.columns(plan)
+        bands = rows // columns + 1
+        diagonals = cdiv(key.shape[2], columns) + (query_blocks - 1) * (bands - 1)
+        parts = problem.delta.new_empty((batch, heads, diagonals, bands, columns))
+        _entmax_attention_backward_bias_kernel[(batch * heads * diagonals,)](
+            **problem.pointers(),
+            bits_ptr=problem.bits,
+            bounds_q_ptr=bounds_q,
+            bounds_k_ptr=bounds_k,
+            parts_ptr=parts,
+            **problem.strides(),
+            **problem.numbers(),
+            num_segments=bounds_q.numel() - 1,
+            num_words=problem.bits.shape[3],
+            **problem.constants(plan),
+            **plan.launch.options(),
+        )
+        return parts
+
+    parts = problem.launch("bias", problem.plans.bias, run)
     return _join(parts.sum(0), query_blocks * rows, num_queries, key.shape[2])
 
 

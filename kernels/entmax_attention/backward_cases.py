@@ -51,10 +51,28 @@ def backward_cases() -> list[CompileCase]:
     return [*cases, *(_delta_case(dtype) for dtype in DTYPES), _list_case(True), _list_case(False)]
 
 
-def _case(name: str, dtype: str, dim: int, eps: float | None, extras: bool) -> CompileCase:
+def warp_group_cases() -> list[CompileCase]:
+    """Return what ships instead for GPUs that multiply by warp groups, sm_90 and sm_100."""
+    return [
+        _case(name, dtype, dim, eps, False, has_warp_groups=True)
+        for name in ("query", "key")
+        for dtype, dim in (("bf16", 64), ("fp16", 40))
+        for eps in (0.0, 0.5, 1.0)
+    ]
+
+
+def _case(
+    name: str,
+    dtype: str,
+    dim: int,
+    eps: float | None,
+    extras: bool,
+    has_warp_groups: bool = False,
+) -> CompileCase:
     kernel, constants = KERNELS[name]
     blocks = blocks_for(DTYPES[dtype], dim, dim)
-    plan = plans_for(DTYPES[dtype], dim, dim, eps, extras)._asdict()[name]
+    plans = plans_for(DTYPES[dtype], dim, dim, eps, extras, has_warp_groups)
+    plan = plans._asdict()[name]
     constants = constants | {
         "EPS": eps,
         "DIM": dim,
@@ -79,7 +97,8 @@ def _case(name: str, dtype: str, dim: int, eps: float | None, extras: bool) -> C
     constants |= {arg: None for arg, is_given in given.items() if arg in names and not is_given}
     constants |= {arg: 1 for arg in names if arg.startswith("stride_") and arg.endswith("d")}
     types = {arg: _type(arg, dtype) for arg in names if arg not in constants}
-    label = f"backward {name} {dtype} D={dim} eps={eps}" + " bias dropout" * extras
+    kind = f"{name} by warp groups" if has_warp_groups else name
+    label = f"backward {kind} {dtype} D={dim} eps={eps}" + " bias dropout" * extras
     return CompileCase(label, kernel, types, constants, plan.launch)
 
 

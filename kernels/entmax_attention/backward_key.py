@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
 from sparseformer.kernels.entmax.device import MIN_EPS
+from sparseformer.kernels.entmax_attention.backward_plans import Plan
 from sparseformer.kernels.entmax_attention.backward_problem import Problem, named_strides
 from sparseformer.kernels.entmax_attention.tile_lists import list_active_tiles
 from sparseformer.kernels.entmax_attention.tiles import (
@@ -26,29 +27,33 @@ def key_gradients(
     Four tile products per active tile, three without dK, two without dV. A program adds up all
     query heads that share its key head, so that no two programs write to one place.
     """
-    key, value, plan = problem.key, problem.value, problem.plans.key
+    key, value = problem.key, problem.value
     grad_key = torch.empty_like(key) if want_key else None
     grad_value = torch.empty_like(value) if want_value else None
     lists = list_active_tiles(problem.bits, problem.num_key_blocks, by_key=True)
-    blocks = cdiv(key.shape[2], problem.columns(plan))
-    _entmax_attention_backward_key_kernel[(key.shape[0] * key.shape[1] * blocks,)](
-        **problem.pointers(),
-        common_ptr=problem.common,
-        tiles_ptr=lists.tiles,
-        counts_ptr=lists.counts,
-        grad_key_ptr=grad_key,
-        grad_value_ptr=grad_value,
-        **problem.strides(),
-        **named_strides("dk", grad_key),
-        **named_strides("dv", grad_value),
-        **problem.numbers(),
-        **problem.constants(plan),
-        TILE_M=problem.blocks.queries,
-        HAS_BIAS=problem.bias is not None,
-        WANT_KEY=want_key,
-        WANT_VALUE=want_value,
-        **plan.launch.options(),
-    )
+
+    def run(plan: Plan) -> None:
+        blocks = cdiv(key.shape[2], problem.columns(plan))
+        _entmax_attention_backward_key_kernel[(key.shape[0] * key.shape[1] * blocks,)](
+            **problem.pointers(),
+            common_ptr=problem.common,
+            tiles_ptr=lists.tiles,
+            counts_ptr=lists.counts,
+            grad_key_ptr=grad_key,
+            grad_value_ptr=grad_value,
+            **problem.strides(),
+            **named_strides("dk", grad_key),
+            **named_strides("dv", grad_value),
+            **problem.numbers(),
+            **problem.constants(plan),
+            TILE_M=problem.blocks.queries,
+            HAS_BIAS=problem.bias is not None,
+            WANT_KEY=want_key,
+            WANT_VALUE=want_value,
+            **plan.launch.options(),
+        )
+
+    problem.launch("key", problem.plans.key, run)
     return grad_key, grad_value
 
 

@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import torch
 
-from sparseformer.kernels.common.launch import Launch
+from sparseformer.kernels.common.launch import Launch, larger_launches, smaller_launches
 from sparseformer.kernels.entmax_attention.blocks import padded_dim
+
+# The fewest that tensor cores multiply.
+MIN_COLUMNS = 16
 
 
 class Plan(NamedTuple):
@@ -25,7 +28,12 @@ class Plans(NamedTuple):
 
 
 def plans_for(
-    dtype: torch.dtype, dim: int, value_dim: int, eps: float | None, has_extras: bool
+    dtype: torch.dtype,
+    dim: int,
+    value_dim: int,
+    eps: float | None,
+    has_extras: bool,
+    has_warp_groups: bool = False,
 ) -> Plans:
     """Return plans that keep every kernel in registers on every GPU of the compile gate.
 
@@ -35,13 +43,36 @@ def plans_for(
         value_dim: Dv.
         eps: alpha - 1 where its powers are short, else None.
         has_extras: whether there is a relative bias or dropout, whose indices take registers.
+        has_warp_groups: of multiplies_by_warp_groups; else the plans fit any GPU.
     """
     width = max(64, padded_dim(dim), padded_dim(value_dim))
     if dtype.itemsize > 2:
         return _WIDE_TYPES[width]
     if has_extras:
         return _WITH_EXTRAS[width]
-    return _SHORT_POWERS if eps is not None and width == 64 else _PLAIN[width]
+    if eps is None or width > 64:
+        return _PLAIN[width]
+    if not has_warp_groups:
+        return _SHORT_POWERS
+    return _SOFTMAX_BY_GROUPS if eps == 0.0 else _SHORT_POWERS_BY_GROUPS
+
+
+def smaller_plans(plan: Plan) -> tuple[Plan, ...]:
+    """Return the plan and those that need less shared memory: fewer buffers, then fewer keys."""
+    plans = [plan._replace(launch=launch) for launch in smaller_launches(plan.launch)]
+    columns = plan.columns // 2
+    while columns >= MIN_COLUMNS:
+        plans.append(plan._replace(columns=columns, launch=plans[-1].launch))
+        columns //= 2
+    return tuple(plans)
+
+
+def larger_plans(plan: Plan, most: int) -> tuple[Plan, ...]:
+    """Return what may be quicker on some cards, with `most` keys at once or fewer."""
+    plans = [plan._replace(launch=launch) for launch in larger_launches(plan.launch)]
+    if plan.columns * 2 <= most:
+        plans.append(plan._replace(columns=plan.columns * 2))
+    return tuple(plans)
 
 
 def _plans(*settings: tuple[int, int, int]) -> Plans:
@@ -57,6 +88,9 @@ _PLAIN = {
 }
 # All keys of a tile, so that its queries are read once, by half of the queries.
 _SHORT_POWERS = _PLAIN[64]._replace(key=Plan(64, Launch(4), rows=32))
+# Whole tiles, whose operands are read from shared memory half as often; elsewhere they would spill.
+_SHORT_POWERS_BY_GROUPS = _PLAIN[64]._replace(query=Plan(64, Launch(4)), key=Plan(64, Launch(4)))
+_SOFTMAX_BY_GROUPS = _PLAIN[64]._replace(key=Plan(64, Launch(4)))
 _WITH_EXTRAS = {
     64: _plans((32, 4, 2), (16, 4, 2), (32, 8, 2)),
     128: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),

@@ -1,18 +1,27 @@
 """What the backward kernels of attention share: their pointers, strides and settings."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
+from sparseformer.kernels.common.tuning import launch_chosen
 from sparseformer.kernels.entmax_attention.arguments import Arguments
-from sparseformer.kernels.entmax_attention.backward_plans import Plan, Plans
+from sparseformer.kernels.entmax_attention.backward_plans import (
+    Plan,
+    Plans,
+    larger_plans,
+    smaller_plans,
+)
 from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
 from sparseformer.kernels.entmax_attention.masks import keep_bound
 from sparseformer.kernels.entmax_attention.row_bounds import RowBounds
+
+R = TypeVar("R")
 
 # The values of eps = alpha - 1 whose powers need no logarithm.
 SHORT_EPS = (0.0, 0.5, 1.0)
@@ -37,6 +46,7 @@ class Problem:
         scale: of the scores.
         blocks: the tile that a bit stands for.
         plans: how each kernel is launched.
+        case: of launch_case.
     """
 
     query: Tensor
@@ -56,6 +66,7 @@ class Problem:
     scale: float
     blocks: Blocks
     plans: Plans
+    case: tuple[Hashable, ...]
 
     @property
     def num_key_blocks(self) -> int:
@@ -101,6 +112,17 @@ class Problem:
             "keep_scale": 1.0 / keep,
             "keep_bound": keep_bound(self.dropout_p),
         }
+
+    def launch(self, kernel: str, plan: Plan, run: Callable[[Plan], R]) -> R:
+        """Run a kernel with its plan or the one that suits the card better."""
+        return launch_chosen(
+            f"attention backward {kernel}",
+            self.query.device,
+            self.case,
+            smaller_plans(plan),
+            run,
+            larger=larger_plans(plan, self.blocks.keys),
+        )
 
     def columns(self, plan: Plan) -> int:
         """Return the keys that a kernel computes at once."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
 from sparseformer.kernels.entmax.device import MIN_EPS, alpha_term
+from sparseformer.kernels.entmax_attention.backward_plans import Plan
 from sparseformer.kernels.entmax_attention.backward_problem import Problem, named_strides
 from sparseformer.kernels.entmax_attention.tile_lists import list_active_tiles
 from sparseformer.kernels.entmax_attention.tiles import (
@@ -26,27 +27,31 @@ def query_gradients(
     Three tile products per active tile, two without dQ. Each program leaves one number of
     d alpha, and their sum has a fixed order.
     """
-    query, plan = problem.query, problem.plans.query
+    query = problem.query
     batch, heads, num_queries, _ = query.shape
     blocks = cdiv(num_queries, problem.blocks.queries)
     lists = list_active_tiles(problem.bits, problem.num_key_blocks, by_key=False)
     grad_query = torch.empty_like(query) if want_query else None
     parts = problem.delta.new_empty((batch, heads, blocks)) if want_alpha else None
-    _entmax_attention_backward_query_kernel[(batch * heads * blocks,)](
-        **problem.pointers(),
-        tiles_ptr=lists.tiles,
-        counts_ptr=lists.counts,
-        grad_query_ptr=grad_query,
-        grad_alpha_ptr=parts,
-        **problem.strides(),
-        **named_strides("dq", grad_query),
-        **problem.numbers(),
-        **problem.constants(plan),
-        HAS_BIAS=problem.bias is not None,
-        WANT_QUERY=want_query,
-        WANT_ALPHA=want_alpha,
-        **plan.launch.options(),
-    )
+
+    def run(plan: Plan) -> None:
+        _entmax_attention_backward_query_kernel[(batch * heads * blocks,)](
+            **problem.pointers(),
+            tiles_ptr=lists.tiles,
+            counts_ptr=lists.counts,
+            grad_query_ptr=grad_query,
+            grad_alpha_ptr=parts,
+            **problem.strides(),
+            **named_strides("dq", grad_query),
+            **problem.numbers(),
+            **problem.constants(plan),
+            HAS_BIAS=problem.bias is not None,
+            WANT_QUERY=want_query,
+            WANT_ALPHA=want_alpha,
+            **plan.launch.options(),
+        )
+
+    problem.launch("query", problem.plans.query, run)
     return grad_query, None if parts is None else parts.sum((0, 2))
 
 

@@ -1,8 +1,10 @@
 """The forward pass of attention in Triton: which kernel serves a call, and its outputs."""
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
-from sparseformer.kernels.common.launch import kernel_input
+from sparseformer.kernels.common.launch import Launch, kernel_input
 from sparseformer.kernels.entmax_attention.arguments import Arguments, Saved
 from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.forward_decode import decode_output
@@ -13,7 +15,9 @@ from sparseformer.kernels.entmax_attention.forward_sketch import sketch_threshol
 from sparseformer.kernels.entmax_attention.forward_softmax import softmax_output
 from sparseformer.kernels.entmax_attention.launch_table import (
     DECODE_LAUNCH,
+    choose_launch,
     decode_blocks,
+    launch_case,
     one_tile_launch,
     one_tile_span,
     rounding_of,
@@ -43,30 +47,62 @@ def attention_forward(
     span = one_tile_span(arguments, blocks, problem.eps)
     decode = None if keep else decode_blocks(arguments)
     rounding = rounding_of(problem.dtype)
+    case = (*launch_case(arguments), keep)
     if span is not None:
-        launch = one_tile_launch(span, blocks, problem.eps)
-        one_tile_output(problem, span, rounding, launch, blocks, output, saved)
+        choose_launch(
+            "one tile",
+            one_tile_launch(span, blocks, problem.eps),
+            lambda launch: one_tile_output(problem, span, rounding, launch, blocks, output, saved),
+            output,
+            case,
+        )
     elif decode is not None:
-        decode_output(problem, rounding, DECODE_LAUNCH, decode, output)
+        choose_launch(
+            "decode",
+            DECODE_LAUNCH,
+            lambda launch: decode_output(problem, rounding, launch, decode, output),
+            output,
+            case,
+        )
     elif problem.eps == 0.0:
-        softmax_output(problem, problem.plan(keep).launch, blocks, output, saved)
+        choose_launch(
+            "softmax",
+            problem.plan(keep).launch,
+            lambda launch: softmax_output(problem, launch, blocks, output, saved),
+            output,
+            case,
+        )
     else:
         words = saved.tiles if keep else empty_tiles(arguments, blocks)
-        two_passes(problem, blocks, output, saved, words)
+        two_passes(problem, blocks, output, saved, words, case)
     saved = saved._replace(direction=saved.direction.to(problem.dtype))
     return output.to(arguments.query.dtype), saved
 
 
 def two_passes(
-    problem: Problem, blocks: Blocks, output: Tensor, saved: Saved, words: Tensor
+    problem: Problem,
+    blocks: Blocks,
+    output: Tensor,
+    saved: Saved,
+    words: Tensor,
+    case: tuple[Hashable, ...],
 ) -> None:
     """Fill the output, what the backward pass needs and the words of active tiles; alpha > 1."""
     keep = saved.direction.numel() > 0
     plan, rounding = problem.plan(keep), rounding_of(problem.dtype)
     rows = saved.rows if keep else saved.rows.new_empty(problem.query.shape[:3])
     state = State(rows, words, words.new_empty(words.shape[:3]))
-    sketch_thresholds(problem, plan, rounding, blocks, state)
-    refine_and_output(problem, plan, rounding, blocks, state, output, saved)
+
+    def sketch(launch: Launch) -> None:
+        sketch_thresholds(problem, plan._replace(sketch_launch=launch), rounding, blocks, state)
+
+    def output_pass(launch: Launch) -> None:
+        chosen = plan._replace(launch=launch)
+        refine_and_output(problem, chosen, rounding, blocks, state, output, saved)
+
+    choose_launch("sketch", plan.sketch_launch, sketch, output, case)
+    restored = (state.threshold, state.words)
+    choose_launch("output", plan.launch, output_pass, output, case, restored)
 
 
 def _nothing_seen(arguments: Arguments, saved: Saved) -> tuple[Tensor, Saved]:

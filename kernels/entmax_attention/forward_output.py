@@ -135,8 +135,12 @@ def _entmax_attention_output_kernel(
     at_row = batch_head * num_queries + offs_m
     threshold = tl.load(threshold_ptr + at_row, mask=in_range, other=float("inf"))
 
-    # Newton's method over the tiles that may hold support, where the sketch did not do.
-    refine = tl.load(refine_ptr + at_block)
+    # Newton's method over the tiles that may hold support, where the first pass did not do.
+    state = tl.load(refine_ptr + at_block)
+    refine = state & 1
+    # Above the root, a tile of the support may weigh nothing: it keeps its bit. Newton's steps end
+    # below.
+    keeps_bit = state >> 1
     while refine != 0:
         mass = tl.zeros([BLOCK_M], ACC)
         slope = tl.zeros([BLOCK_M], ACC)
@@ -168,9 +172,11 @@ def _entmax_attention_output_kernel(
                 tile_mass = tl.sum(probs, 1)
                 mass += tile_mass
                 slope += tl.sum(slopes, 1)
-                word = word | ((tl.max(tile_mass, 0) > 0.0).to(tl.int32) << bit)
+                is_live = (tl.max(tile_mass, 0) > 0.0).to(tl.int32) | keeps_bit
+                word = word | (is_live << bit)
             tl.store(words_ptr + w, word)
         tl.debug_barrier()
+        keeps_bit = 0
         step = newton_step(mass, slope, eps, EPS)
         threshold += step
         # The error after a step is a small share of the square of the one before.
@@ -216,6 +222,7 @@ def _entmax_attention_output_kernel(
                 )
                 probs, slopes = powers(scores - threshold[:, None], eps, EPS)
                 tile_mass = tl.sum(probs, 1)
+                word = word | (keeps_bit << bit)
                 if tl.max(tile_mass, 0) > 0.0:
                     mass += tile_mass
                     slope += tl.sum(slopes, 1)
@@ -245,6 +252,7 @@ def _entmax_attention_output_kernel(
                         )
             tl.store(words_ptr + w, word)
         tl.debug_barrier()
+        keeps_bit = 0
         step = newton_step(mass, slope, eps, EPS)
         too_far = tl.abs(mass - 1.0) > EXCESS
         moves = tl.abs(step) > ROUNDING * (1.0 + tl.abs(threshold))

@@ -23,7 +23,8 @@ class State(NamedTuple):
     Attributes:
         threshold: t, [B, Hq, Lq].
         words: int32 [B, Hq, query blocks, words], a bit for each tile that may hold support.
-        refine: int32 [B, Hq, query blocks], 1 where t is too far off.
+        refine: int32 [B, Hq, query blocks]; bit 0 is set where t is too far off, bit 1 where it may
+            lie above the root.
     """
 
     threshold: Tensor

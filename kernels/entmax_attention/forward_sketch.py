@@ -15,13 +15,20 @@ from sparseformer.kernels.entmax_attention.launch_table import Plan
 from sparseformer.kernels.entmax_attention.sketch import (
     MAX_SOLVE_STEPS,
     dropped_mass,
+    largest_bend,
+    move_estimate,
     sketch_insert,
+    sketch_sums,
     solve_on_sketch,
+    sums_of,
+    support_size,
 )
 from sparseformer.kernels.entmax_attention.tiles import load_rows
 
-# Tiles until t is solved for the first time; each time after that, four times as many.
-FIRST_CHUNK: tl.constexpr = tl.constexpr(4)
+# With this share of the first keys in the support, a sketch won't hold that of the whole row.
+WIDE: tl.constexpr = tl.constexpr(0.25)
+# An estimate of t is taken if it seems this close, in sum p.
+MAX_DOUBT: tl.constexpr = tl.constexpr(0.1)
 
 
 def sketch_thresholds(
@@ -125,7 +132,12 @@ def _entmax_attention_sketch_kernel(
     diagonal = (block * BLOCK_M + BLOCK_M - 1 + num_keys - num_queries) // BLOCK_N
     n = tl.maximum(tl.minimum(diagonal | 31, last_tile - 1), first_tile)
     word = 0
-    chunk = FIRST_CHUNK + 0
+    # Of the keys seen at an estimate of t, which is taken where the support is wide.
+    estimate, mass, slope, bend, doubt = peak, peak, peak, peak, peak
+    cap = peak
+    is_wide = 0
+    # Tiles until t is solved for the first time: the sketch holds all of them.
+    chunk = DEPTH + 0
     tile = first_tile
     while tile < last_tile:
         stop = tl.minimum(tile + chunk, last_tile)
@@ -145,22 +157,55 @@ def _entmax_attention_sketch_kernel(
             word = tl.where((n % 32 == 31) | (n == last_tile - 1), 0, word) | (flag << (n % 32))
             tl.store(words_ptr + n // 32, word)
             top1, top2, top3, top4 = sketch_insert(scores, top1, top2, top3, top4, DEPTH)
+            if is_wide != 0:
+                masses, slopes, bends = sums_of(scores - estimate[:, None], cap, eps, EPS)
+                mass += masses
+                slope += slopes
+                bend += bends
             n = tl.where(n == first_tile, last_tile - 1, n - 1)
         at_least = tl.maximum(threshold, peak)
         at_least = tl.where(peak > float("-inf"), at_least, 0.0)
         steps = tl.where(stop < last_tile, 2, MAX_SOLVE_STEPS)
         solved = solve_on_sketch(at_least, top1, top2, top3, top4, eps, steps, ROUNDING, EPS, DEPTH)
         threshold = tl.where(peak > float("-inf"), solved, float("-inf"))
+        weight = (last_tile - first_tile).to(ACC) / (stop - first_tile).to(ACC)
+        # Sparsemax has narrow supports, and too rough a border for an estimate.
+        if (tile == first_tile) & (stop < last_tile) & (EPS != 1.0):
+            support = support_size(solved, top1, top2, top3, top4, reach, DEPTH)
+            is_wide = (tl.max(support, 0) > WIDE * DEPTH * BLOCK_N).to(tl.int32)
+            if is_wide != 0:
+                estimate = solve_on_sketch(
+                    solved, top1, top2, top3, top4, eps, 4, ROUNDING, EPS, DEPTH, weight
+                )
+                cap = largest_bend(peak, estimate, reach)
+                mass, slope, bend = sketch_sums(
+                    estimate, cap, top1, top2, top3, top4, eps, EPS, DEPTH
+                )
+                doubt = tl.where(peak > float("-inf"), 0.0, float("inf"))
+        elif is_wide != 0:
+            step, slope, more = move_estimate(mass, slope, bend, weight, eps, EPS)
+            estimate += step
+            cap = largest_bend(peak, estimate, reach)
+            mass = tl.full([BLOCK_M], 1.0, ACC) / weight
+            doubt += more
         tile = stop
-        chunk = chunk * 4
+        chunk = chunk * tl.where(is_wide != 0, 2, 4)
     # A row without keys: every score minus t is -inf.
     threshold = tl.where(peak > float("-inf"), threshold, float("inf"))
+    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, reach, EPS, DEPTH)
+    state = 0
+    if is_wide != 0:
+        is_better = (doubt < dropped) & (doubt < MAX_DOUBT)
+        # The largest score stays inside the support, so that a step from there can't get lost.
+        estimate = tl.minimum(estimate, peak + reach * (1.0 - 2.0**-12))
+        threshold = tl.where(is_better, estimate, threshold)
+        dropped = tl.where(is_better, doubt, dropped)
+        state = 2 * tl.max(is_better.to(tl.int32), 0)
+    state += tl.max((dropped > DOUBT).to(tl.int32), 0)
+    tl.store(refine_ptr + at_block, state)
     at_row = batch_head * num_queries + offs_m
     tl.store(threshold_ptr + at_row, threshold, mask=offs_m < num_queries)
     for w in range(0, first_tile // 32):
         tl.store(words_ptr + w, 0)
     for w in range(tl.cdiv(last_tile, 32), num_words):
         tl.store(words_ptr + w, 0)
-    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, reach, EPS, DEPTH)
-    refine = tl.max((dropped > DOUBT).to(tl.int32), 0)
-    tl.store(refine_ptr + at_block, refine)

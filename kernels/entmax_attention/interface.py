@@ -60,7 +60,8 @@ def entmax_attention(
         dropout_p: share of the probabilities that are zeroed, in [0, 1); the others are scaled by
             1 / (1 - dropout_p). The draw is seeded from torch's generator at each call.
         scale: of the scores; else D ** -0.5.
-        backend: "auto" or "pytorch", which are the same here.
+        backend: "auto" is Triton on a GPU; on a CPU "cpp", or "pytorch" where no C++ compiler is.
+            "triton" on a CPU needs TRITON_INTERPRET=1.
 
     Returns:
         [B, Hq, Lq, Dv] in the dtype of query.

@@ -1,11 +1,19 @@
 """How the forward kernels are launched: which one, warps, and when t is close enough."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from sparseformer.kernels.common.launch import Launch, next_power_of_2
+from sparseformer.kernels.common.launch import (
+    Launch,
+    RoomyLaunch,
+    larger_launches,
+    next_power_of_2,
+    smaller_launches,
+)
+from sparseformer.kernels.common.tuning import launch_chosen
 from sparseformer.kernels.entmax_attention.arguments import Arguments
 from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
 from sparseformer.kernels.entmax_attention.saved import input_dtype
@@ -22,15 +30,6 @@ EXCESS = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.
 # Rows of a decode program: the query heads of a key head times Lq.
 MAX_DECODE_ROWS = 16
 DECODE_LAUNCH = Launch(num_warps=4, num_stages=2)
-
-
-@dataclass(frozen=True)
-class RoomyLaunch(Launch):
-    """A launch whose kernel may use every register; else some spill to fit a second program."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of a launch, and the options of `compile_kernel`."""
-        return {**super().options(), "maxnreg": 255}
 
 
 class Plan(NamedTuple):
@@ -77,6 +76,59 @@ def plan_for(dtype: torch.dtype, width: int, eps: float | None, keep: bool, has_
 def _launch(num_warps: int, eps: float | None) -> Launch:
     # The powers of a learned alpha need the registers.
     return RoomyLaunch(num_warps) if eps is None else Launch(num_warps)
+
+
+def launch_case(arguments: Arguments) -> tuple[Hashable, ...]:
+    """Return all that decides which launch of a kernel is the quickest, lengths by powers of 2."""
+    query, key = arguments.query, arguments.key
+    batch, heads, num_queries, dim = query.shape
+    num_keys = key.shape[2]
+    sizes = (batch * heads, num_queries, num_keys)
+    # How far a query sees to either side; nothing to its right under a causal mask.
+    band = (min(arguments.left, num_keys), min(arguments.right, num_keys))
+    return (
+        str(input_dtype(arguments)),
+        dim,
+        arguments.value.shape[3],
+        heads // key.shape[1],
+        *(next_power_of_2(n) for n in (*sizes, *band)),
+        "learned" if arguments.alpha is not None else arguments.parameter,
+        arguments.relative_bias is not None,
+        arguments.dropout_p > 0.0,
+        arguments.key_start is not None or arguments.key_end is not None,
+        arguments.cu_seqlens_q is not None,
+    )
+
+
+def choose_launch(
+    kernel: str,
+    default: Launch,
+    run: Callable[[Launch], None],
+    output: Tensor,
+    case: tuple[Hashable, ...],
+    restored: Sequence[Tensor] = (),
+) -> None:
+    """Run a forward kernel with the launch that suits the card.
+
+    The depth of the sketch and the tile aren't tried: both move work to other kernels.
+
+    Args:
+        kernel: its name, for messages.
+        default: the launch from this table, that serves every card of the compile gate.
+        run: launches the kernel.
+        output: on the kernel's device.
+        case: of launch_case, and whether a backward pass follows.
+        restored: what the kernel both reads and writes.
+    """
+    launch_chosen(
+        f"attention forward {kernel}",
+        output.device,
+        case,
+        smaller_launches(default),
+        run,
+        larger=larger_launches(default),
+        restored=restored,
+    )
 
 
 def rounding_of(dtype: torch.dtype) -> float:

@@ -7,6 +7,10 @@ from sparseformer.kernels.entmax.device import newton_step, powers
 
 # About 4 to 8 are taken; the limit is for rows that hold NaN.
 MAX_SOLVE_STEPS: tl.constexpr = tl.constexpr(64)
+# How far sum p is off after a step of third order, over the cube of how far it was off before:
+# measured on normal scores, where alpha is at most 1.5 and where it is larger.
+ESTIMATE_ERROR: tl.constexpr = tl.constexpr(0.03)
+STEEP_ESTIMATE_ERROR: tl.constexpr = tl.constexpr(1.0)
 
 
 @triton.jit
@@ -26,6 +30,20 @@ def sketch_insert(scores, top1, top2, top3, top4, DEPTH: tl.constexpr):
 
 
 @triton.jit
+def support_size(threshold, top1, top2, top3, top4, reach, DEPTH: tl.constexpr):
+    """Return how many kept scores of each row are in the support."""
+    border = threshold[:, None] - reach
+    count = tl.sum(tl.where(top1 > border, 1.0, 0.0), 1)
+    if DEPTH >= 2:
+        count += tl.sum(tl.where(top2 > border, 1.0, 0.0), 1)
+    if DEPTH >= 3:
+        count += tl.sum(tl.where(top3 > border, 1.0, 0.0), 1)
+    if DEPTH >= 4:
+        count += tl.sum(tl.where(top4 > border, 1.0, 0.0), 1)
+    return count
+
+
+@triton.jit
 def dropped_mass(
     threshold, top1, top2, top3, top4, eps, reach, EPS: tl.constexpr, DEPTH: tl.constexpr
 ):
@@ -36,16 +54,13 @@ def dropped_mass(
     be Poisson's, so that one more comes with the chance mean / (DEPTH + 1).
     """
     at = threshold[:, None]
-    count = tl.sum(tl.where(top1 > at - reach, 1.0, 0.0), 1)
+    count = support_size(threshold, top1, top2, top3, top4, reach, DEPTH)
     before, last = top1, top1
-    if DEPTH >= 2:
-        count += tl.sum(tl.where(top2 > at - reach, 1.0, 0.0), 1)
+    if DEPTH == 2:
         last = top2
-    if DEPTH >= 3:
-        count += tl.sum(tl.where(top3 > at - reach, 1.0, 0.0), 1)
+    if DEPTH == 3:
         before, last = top2, top3
-    if DEPTH >= 4:
-        count += tl.sum(tl.where(top4 > at - reach, 1.0, 0.0), 1)
+    if DEPTH == 4:
         before, last = top3, top4
     above, _ = powers(before - at, eps, EPS)
     kept, _ = powers(last - at, eps, EPS)
@@ -65,10 +80,12 @@ def solve_on_sketch(
     ROUNDING: tl.constexpr,
     EPS: tl.constexpr,
     DEPTH: tl.constexpr,
+    weight=1.0,
 ):
     """Return t of each row, by Newton's method from a lower bound on the kept scores.
 
-    A subset of a row has a smaller t, so the result is a lower bound again.
+    A subset of a row has a smaller t, so the result is a lower bound again where weight is 1. Else
+    every kept score stands for `weight` equal ones.
     """
     at = threshold[:, None]
     step = 0
@@ -86,7 +103,7 @@ def solve_on_sketch(
             more, more_slopes = powers(top4 - at, eps, EPS)
             probs += more
             slopes += more_slopes
-        move = newton_step(tl.sum(probs, 1), tl.sum(slopes, 1), eps, EPS)
+        move = newton_step(weight * tl.sum(probs, 1), weight * tl.sum(slopes, 1), eps, EPS)
         # Climbing ends in rounding, where a step may go down.
         move = tl.maximum(move, 0.0)
         threshold += move
@@ -94,3 +111,69 @@ def solve_on_sketch(
         is_moving = move > ROUNDING * (1.0 + tl.abs(threshold))
         step = tl.where(tl.max(is_moving.to(tl.int32), 0) > 0, step + 1, max_steps)
     return threshold
+
+
+@triton.jit
+def sums_of(distance, cap, eps, EPS: tl.constexpr):
+    """Return sum p, sum u and sum u / w of each row, whose distances to t are given.
+
+    They are Z(t), -Z'(t) and Z''(t) / (1 - eps). 1 / w has no bound at the border of the support,
+    but a key there leaves it as soon as t moves; so 1 / w is cut off at `cap`.
+    """
+    probs, slopes = powers(distance, eps, EPS)
+    if EPS == 0.5:
+        bends = tl.where(slopes > 0.0, 1.0, 0.0)
+    else:
+        inverse = slopes / tl.where(probs > 0.0, probs, 1.0)
+        bends = slopes * tl.minimum(inverse, cap[:, None])
+    return tl.sum(probs, 1), tl.sum(slopes, 1), tl.sum(bends, 1)
+
+
+@triton.jit
+def sketch_sums(
+    threshold, cap, top1, top2, top3, top4, eps, EPS: tl.constexpr, DEPTH: tl.constexpr
+):
+    """Return sums_of the kept scores of each row at t."""
+    at = threshold[:, None]
+    mass, slope, bend = sums_of(top1 - at, cap, eps, EPS)
+    if DEPTH >= 2:
+        masses, slopes, bends = sums_of(top2 - at, cap, eps, EPS)
+        mass, slope, bend = mass + masses, slope + slopes, bend + bends
+    if DEPTH >= 3:
+        masses, slopes, bends = sums_of(top3 - at, cap, eps, EPS)
+        mass, slope, bend = mass + masses, slope + slopes, bend + bends
+    if DEPTH >= 4:
+        masses, slopes, bends = sums_of(top4 - at, cap, eps, EPS)
+        mass, slope, bend = mass + masses, slope + slopes, bend + bends
+    return mass, slope, bend
+
+
+@triton.jit
+def move_estimate(mass, slope, bend, weight, eps, EPS: tl.constexpr):
+    """Return the step to the t of weight * mass = 1 by Halley's method, slope there, and doubt.
+
+    Where more keys follow, weight extrapolates from those seen. The doubt is how far sum p of the
+    keys seen may be off after the step.
+    """
+    if EPS is None:
+        curved = 1.0 - eps
+        error = tl.where(eps > 0.5, STEEP_ESTIMATE_ERROR, ESTIMATE_ERROR)
+    else:
+        curved = 1.0 - EPS
+        error = ESTIMATE_ERROR
+    has_mass = slope > 0.0
+    safe = tl.where(has_mass, slope, 1.0)
+    newton = newton_step(weight * mass, weight * slope, eps, EPS)
+    # Newton's method on the convex G goes too low; by how much, G'' tells.
+    bow = 0.5 * newton * curved * (bend / safe - slope / tl.where(has_mass, mass, 1.0))
+    step = newton / (1.0 - tl.maximum(tl.minimum(bow, 0.5), -1.0))
+    slope_there = slope * tl.maximum(1.0 - step * curved * bend / safe, 0.1)
+    gap = tl.abs(weight * mass - 1.0)
+    doubt = tl.where(has_mass, gap * gap * gap * (error / weight), float("inf"))
+    return step, slope_there, doubt
+
+
+@triton.jit
+def largest_bend(peak, threshold, reach):
+    """Return the `cap` of sums_of: 8 / w of the largest score of each row."""
+    return 8.0 / tl.maximum(1.0 - (threshold - peak) / reach, 2.0**-12)

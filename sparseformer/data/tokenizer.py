@@ -146,6 +146,11 @@ class Tokenizer:
         """
         return [self._token(i) for i in ids]
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token, such as the language `en_XX`, or None when there is none."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
     def _token(self, token_id: int) -> str:
         token = self._inner.id_to_token(token_id) if token_id >= 0 else None
         if token is None:

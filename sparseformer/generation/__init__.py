@@ -1,6 +1,6 @@
 """Greedy, beam and sampling search for sequence-to-sequence models."""
 
 from sparseformer.generation.interface import generate
-from sparseformer.generation.rules import Hypothesis
+from sparseformer.generation.rules import Constraints, Hypothesis
 
-__all__ = ["Hypothesis", "generate"]
+__all__ = ["Constraints", "Hypothesis", "generate"]

@@ -26,10 +26,13 @@ class _Candidates(NamedTuple):
 
 
 class _Best:
-    """The best complete hypothesis of every sentence so far."""
+    """The best complete hypothesis of every sentence so far, and the scores of the next best."""
 
-    def __init__(self, num_sentences: int, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self, num_sentences: int, max_length: int, beam_size: int, device: torch.device
+    ) -> None:
         self.scores = torch.full((num_sentences,), -torch.inf, device=device)
+        self.top = torch.full((num_sentences, beam_size), -torch.inf, device=device)
         self._tokens = torch.zeros(num_sentences, max_length, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(num_sentences, dtype=torch.int64, device=device)
 
@@ -40,6 +43,11 @@ class _Best:
         self._tokens[rows, : ids.shape[1]] = ids
         self._lengths[rows] = ids.shape[1]
         self.scores[rows] = scores[better].to(self.scores.dtype)
+
+    def count(self, sentences: Tensor, scores: Tensor) -> None:
+        """Note the scores [A, C] of complete hypotheses; -inf is none."""
+        every = torch.cat([self.top[sentences], scores.to(self.top.dtype)], dim=1)
+        self.top[sentences] = every.topk(self.top.shape[1], dim=1).values
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return one hypothesis per sentence."""
@@ -60,8 +68,9 @@ def beam_search(
 
     At each step an EOS among the beam_size best continuations completes a hypothesis, and the
     beam_size best others stay open. A sentence is done when no open hypothesis can still beat its
-    best complete one, however it goes on. Open hypotheses of max_length tokens count as complete.
-    When no token has a probability and nothing is complete, the best open hypothesis is returned.
+    best complete one, however it goes on, unless the constraints ask for another end. Open
+    hypotheses of max_length tokens count as complete. When no token has a probability and nothing
+    is complete, the best open hypothesis is returned.
 
     Args:
         decoder: Holds one row per sentence.
@@ -71,7 +80,7 @@ def beam_search(
         beam_size: Open hypotheses per sentence.
         length_penalty: Any sign; above 0 favours long output, below 0 short output.
     """
-    best = _Best(num_sentences, rules.max_length, device)
+    best = _Best(num_sentences, rules.max_length, beam_size, device)
     beams = _Beams(
         torch.arange(num_sentences, device=device),
         torch.full((num_sentences, 1, 1), rules.bos_id, device=device),
@@ -89,16 +98,36 @@ def beam_search(
         if length == rules.max_length:
             best.offer(beams.sentences, prefix[:, 0], chosen.scores[:, 0] / penalty)
             break
-        # Sums only fall, so the divisor that brings them closest to 0 gives the bound.
-        divisor = max(
-            float(length + 1) ** length_penalty, float(rules.max_length) ** length_penalty
+        can_win = _can_win(
+            best, beams.sentences, chosen.scores[:, 0], rules, length, length_penalty
         )
-        can_win = chosen.scores[:, 0] / divisor > best.scores[beams.sentences]
         if not bool(can_win.any()):
             break
         _keep_rows(decoder, beams, chosen.source, can_win)
         beams = _Beams(beams.sentences[can_win], prefix[can_win], chosen.scores[can_win])
     return best.hypotheses()
+
+
+def _can_win(
+    best: _Best,
+    sentences: Tensor,
+    scores: Tensor,
+    rules: SearchRules,
+    length: int,
+    length_penalty: float,
+) -> Tensor:
+    """Say of each sentence whether its best open hypothesis, of `length` tokens, is worth it."""
+    stopping = rules.constraints.beam_stopping
+    if stopping == "exact":
+        # Sums only fall, so the divisor that brings them closest to 0 gives the bound.
+        lengths = (float(length + 1), float(rules.max_length))
+        divisor: float = max(n**length_penalty for n in lengths)
+        return scores / divisor > best.scores[sentences]
+    worst = best.top[sentences, -1]
+    if stopping == "full":
+        return worst.isneginf() & ~scores.isneginf()
+    divisor = float(length) ** length_penalty
+    return scores / divisor > worst
 
 
 def _continue(
@@ -130,7 +159,9 @@ def _offer_completed(
     penalty: float,
 ) -> None:
     in_beam = candidates.scores[:, :beam_size]
-    score, column = in_beam.masked_fill(~is_end[:, :beam_size], -torch.inf).max(-1, keepdim=True)
+    ended = in_beam.masked_fill(~is_end[:, :beam_size], -torch.inf)
+    best.count(beams.sentences, ended / penalty)
+    score, column = ended.max(-1, keepdim=True)
     prefix = _gather(beams.prefix, candidates.source.gather(1, column))
     best.offer(beams.sentences, prefix[:, 0], score[:, 0] / penalty)
 

@@ -9,7 +9,13 @@ from torch import Tensor
 from sparseformer.config import GenerationConfig
 from sparseformer.generation.beam import beam_search
 from sparseformer.generation.decoder import Seq2SeqModel, StepDecoder
-from sparseformer.generation.rules import Hypothesis, LogProbabilities, SearchRules, log_softmax
+from sparseformer.generation.rules import (
+    Constraints,
+    Hypothesis,
+    LogProbabilities,
+    SearchRules,
+    log_softmax,
+)
 from sparseformer.generation.single import Greedy, Sample, search_single, uniform_numbers
 
 
@@ -26,13 +32,15 @@ def generate(
     forbidden_ids: Sequence[int] = (),
     seeds: Sequence[int] | None = None,
     log_probabilities: LogProbabilities = log_softmax,
+    constraints: Constraints | None = None,
     use_cache: bool = True,
 ) -> list[Hypothesis]:
     """Generate one output per row of src.
 
     greedy takes argmax p(token | prefix, src). beam maximises sum log p / length ** length_penalty.
     sample draws from p at a temperature, cut by top_k, then by top_p. A row's result depends
-    neither on its batch mates nor on its padding. BOS, padding and forbidden ids never occur in it.
+    neither on its batch mates nor on its padding. BOS, padding and forbidden ids never occur in it,
+    unless BOS is the id that the constraints force.
 
     Args:
         model: An encoder-decoder, such as sparseformer.nn.Seq2SeqTransformer. It runs in evaluation
@@ -49,6 +57,8 @@ def generate(
             drawn from torch's global generator.
         log_probabilities: From logits [rows, vocab_size] to log-probabilities, where -inf leaves a
             token out; for a model trained with a sparse loss, the logarithm of its mapping.
+        constraints: What a published checkpoint asks of its outputs; unset, nothing. An id that it
+            suppresses is left out after normalising, also if it is BOS or padding.
         use_cache: Decode one token per step; else the whole prefix, which is slow and equal.
 
     Returns:
@@ -62,13 +72,16 @@ def generate(
     _check_arguments(src, src_length, limit, seeds)
     if len(src) == 0:
         return []
+    constraints = constraints or Constraints()
+    spared = {eos_id, constraints.forced_bos_id, *constraints.suppressed_ids}
     rules = SearchRules(
         bos_id=bos_id,
         eos_id=eos_id,
-        banned_ids=tuple(sorted(({bos_id, pad_id} - {eos_id}) | set(forbidden_ids))),
+        banned_ids=tuple(sorted(({bos_id, pad_id} - spared) | set(forbidden_ids))),
         max_length=limit,
         no_repeat_ngram=config.no_repeat_ngram,
         log_probabilities=log_probabilities,
+        constraints=constraints,
     )
     with torch.inference_mode(), _evaluation_mode(model):
         decoder = StepDecoder(model, src, src_length, use_cache=use_cache)

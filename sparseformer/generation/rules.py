@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from sparseformer.errors import NumericError
 
 LogProbabilities = Callable[[Tensor], Tensor]
+BeamStopping = Literal["exact", "full", "heuristic"]
 
 
 class Hypothesis(NamedTuple):
@@ -29,6 +30,29 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """What a published checkpoint asks of its outputs, beside its scores.
+
+    All of it acts on the normalised log-probabilities, as in transformers: nothing takes the place
+    of a suppressed token, and a forced one costs nothing.
+    """
+
+    forced_bos_id: int | None = None
+    """The first token of every output: `<s>` for BART, the language of the output for mBART."""
+    forced_eos_id: int | None = None
+    """The token of an output that reaches the longest length."""
+    suppressed_ids: tuple[int, ...] = ()
+    """Ids that are never generated; Marian lists its padding here."""
+    min_length: int = 0
+    """Fewest tokens of an output, EOS included."""
+    beam_stopping: BeamStopping = "exact"
+    """When a beam search is done with a sentence. exact: nothing better can follow, however it goes
+    on. full: it has beam_size complete hypotheses (`early_stopping: true` in transformers).
+    heuristic: full, and no open hypothesis is better than the worst of them at the present length
+    (`early_stopping: false`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchRules:
     """What every strategy obeys.
 
@@ -43,10 +67,11 @@ class SearchRules:
     max_length: int
     no_repeat_ngram: int = 0
     log_probabilities: LogProbabilities = log_softmax
+    constraints: Constraints = Constraints()
 
     def log_probs(self, logits: Tensor, prefix: Tensor, temperature: float = 1.0) -> Tensor:
         """Return log-probabilities [rows, vocab_size] after prefix [rows, t]; -inf: not allowed."""
-        self._check_banned(logits.shape[-1])
+        self._check_ids(logits.shape[-1])
         banned = torch.tensor(self.banned_ids, dtype=torch.int64, device=logits.device)
         allowed = logits.index_fill(-1, banned, -torch.inf)
         log_probs = self.log_probabilities(allowed / temperature)
@@ -54,15 +79,36 @@ class SearchRules:
         if 0 < self.no_repeat_ngram <= generated.shape[1]:
             repeats = repeated_ngrams(generated, self.no_repeat_ngram, logits.shape[-1])
             log_probs = log_probs.masked_fill(repeats, -torch.inf)
+        return self._constrain(log_probs, prefix.shape[1])
+
+    def _constrain(self, log_probs: Tensor, length: int) -> Tensor:
+        """Apply the constraints to the log-probabilities of token number `length`, from 1."""
+        asked = self.constraints
+        out = list(asked.suppressed_ids)
+        if length < asked.min_length:
+            out.append(self.eos_id)
+        if out:
+            index = torch.tensor(out, dtype=torch.int64, device=log_probs.device)
+            log_probs = log_probs.index_fill(-1, index, -torch.inf)
+        forced = asked.forced_bos_id if length == 1 else None
+        if length == self.max_length and asked.forced_eos_id is not None:
+            forced = asked.forced_eos_id
+        if forced is not None:
+            log_probs = torch.full_like(log_probs, -torch.inf)
+            log_probs[:, forced] = 0.0
         return log_probs
 
-    def _check_banned(self, vocab_size: int) -> None:
-        outside = [token for token in self.banned_ids if not 0 <= token < vocab_size]
-        if outside:
-            raise ValueError(
-                f"Token {outside[0]} is to be left out, but the model has {vocab_size} tokens; "
-                f"pass ids from 0 to {vocab_size - 1}."
-            )
+    def _check_ids(self, vocab_size: int) -> None:
+        asked = self.constraints
+        forced = [i for i in (asked.forced_bos_id, asked.forced_eos_id) if i is not None]
+        wanted = {"left out": (*self.banned_ids, *asked.suppressed_ids), "forced": forced}
+        for verb, ids in wanted.items():
+            outside = [token for token in ids if not 0 <= token < vocab_size]
+            if outside:
+                raise ValueError(
+                    f"Token {outside[0]} is to be {verb}, but the model has {vocab_size} tokens; "
+                    f"pass ids from 0 to {vocab_size - 1}."
+                )
 
 
 def repeated_ngrams(prefix: Tensor, size: int, vocab_size: int) -> Tensor:

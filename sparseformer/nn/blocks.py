@@ -25,8 +25,6 @@ class Conventions:
 
     bias: bool = True
     """Biases in the projections of attention and feed-forward; T5 has none."""
-    head_dim: int | None = None
-    """Width of one head; unset, d_model / num_heads."""
     score_scale: float | None = None
     """Factor of the attention scores; unset, head_dim ** -0.5; T5 has 1.0."""
     norm_eps: float | None = None
@@ -39,6 +37,10 @@ class Conventions:
     """Factor of the token embeddings; unset, sqrt(d_model)."""
     position_offset: int = 0
     """Unused rows at the start of learned positions; BART and mBART have 2."""
+    position_buckets: int = 32
+    """T5's relative positions: rows of the table, a multiple of 4."""
+    position_max_distance: int = 128
+    """T5's relative positions: from here on, all distances share a bucket."""
     output_scale: float = 1.0
     """Factor of the decoder's last hidden states; T5 with tied embeddings has d_model ** -0.5."""
     logits_bias: bool = False
@@ -51,7 +53,7 @@ class StackPositions(nn.Module):
     Args:
         config: Its `positions`, `max_positions` and sizes are used.
         bidirectional: True for the encoder, False for the causal decoder.
-        conventions: Its `position_offset` and `head_dim` are used.
+        conventions: Its fields `position_*` are used.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class StackPositions(nn.Module):
         super().__init__()
         self.kind: PositionName = config.positions
         self.num_heads = config.num_heads
-        self.head_dim = conventions.head_dim or config.d_model // config.num_heads
+        self.head_dim = config.head_dim or config.d_model // config.num_heads
         self.added: nn.Module | None = None
         self.t5: T5RelativeBias | None = None
         if self.kind == "learned":
@@ -69,7 +71,12 @@ class StackPositions(nn.Module):
         elif self.kind == "sinusoidal":
             self.added = SinusoidalPositions(config.max_positions, config.d_model)
         elif self.kind == "t5":
-            self.t5 = T5RelativeBias(config.num_heads, bidirectional=bidirectional)
+            self.t5 = T5RelativeBias(
+                config.num_heads,
+                conventions.position_buckets,
+                conventions.position_max_distance,
+                bidirectional=bidirectional,
+            )
 
     def add(self, x: Tensor, start: int) -> Tensor:
         """Add the vectors of positions start, start + 1, ... to x [B, L, d_model], if any."""
@@ -101,10 +108,10 @@ def build_attention(
         config.num_heads,
         num_kv_heads=config.num_kv_heads,
         attn=attn,
-        alpha=config.alpha,
+        alpha=config.start_alpha,
         k=config.attn_k,
         p=config.attn_p,
-        head_dim=conventions.head_dim,
+        head_dim=config.head_dim,
         bias=conventions.bias,
         dropout=config.attention_dropout,
         scale=conventions.score_scale,

@@ -102,6 +102,8 @@ def generate_texts(
         eos_id=tokenizer.eos_id,
         pad_id=tokenizer.pad_id,
         max_length=config.generation.max_length or config.data.max_target_length,
+        forbidden_ids=module.framing.forbidden_ids,
+        constraints=module.framing.constraints,
         log_probabilities=module.objective.log_probabilities,
         seeds=[derive_seed(config.seed, "sample", row) for row in batch.rows],
     )

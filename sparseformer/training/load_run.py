@@ -14,6 +14,8 @@ from sparseformer.data import (
     collate,
     load_dataset,
 )
+from sparseformer.pretrained import PretrainedSettings
+from sparseformer.training.alpha_ramp import set_alpha_of_step
 from sparseformer.training.checkpoint import load_model_weights, read_checkpoint
 from sparseformer.training.evaluation import (
     Evaluation,
@@ -21,8 +23,10 @@ from sparseformer.training.evaluation import (
     evaluation_batches,
     generate_texts,
 )
+from sparseformer.training.framing import encode_split, make_framing, settle_start
 from sparseformer.training.module import TrainingModule, build_module, choose_device, to_device
-from sparseformer.training.setup import check_same_data, encode_split, read_tokenizer
+from sparseformer.training.origin import read_published
+from sparseformer.training.setup import check_same_data, read_tokenizer
 
 
 class LoadedRun(NamedTuple):
@@ -32,6 +36,8 @@ class LoadedRun(NamedTuple):
     tokenizer: Tokenizer
     module: TrainingModule
     data_hash: str
+    published: PretrainedSettings | None = None
+    """The published checkpoint that the run was built on."""
 
 
 def load_run(run_dir: str | Path) -> LoadedRun:
@@ -44,10 +50,14 @@ def load_run(run_dir: str | Path) -> LoadedRun:
     run_dir = Path(run_dir)
     config = load_run_config(run_dir / "config.toml")
     tokenizer = read_tokenizer(run_dir)
-    module = build_module(config, tokenizer, Console(quiet=True))
+    published = read_published(run_dir)
+    framing = make_framing(config, tokenizer, published)
+    settle_start(tokenizer, framing)
+    module = build_module(config, tokenizer, Console(quiet=True), published, framing)
     checkpoint = read_checkpoint(load_model_weights(run_dir, module))
+    set_alpha_of_step(module.model, config, checkpoint.step)
     module = module.to(choose_device(config)).eval()
-    return LoadedRun(config, tokenizer, module, checkpoint.state["data_hash"])
+    return LoadedRun(config, tokenizer, module, checkpoint.state["data_hash"], published)
 
 
 def evaluate_split(run: LoadedRun, split: str) -> Evaluation:
@@ -60,7 +70,7 @@ def evaluate_split(run: LoadedRun, split: str) -> Evaluation:
     dataset = load_dataset(run.config.data, run.config.seed)
     check_same_data(run.config, dataset, run.data_hash)
     pairs = getattr(dataset, split)
-    encoded = encode_split(pairs, run.tokenizer, run.config.data)
+    encoded = encode_split(pairs, run.tokenizer, run.config.data, run.module.framing)
     references = [pair.tgt for pair in pairs]
     return evaluate(run.module, encoded, references, run.tokenizer, run.config)
 
@@ -76,7 +86,7 @@ def generate_outputs(
         warn: gets one sentence when inputs were cut to the length limit or hold unknown tokens.
     """
     pairs = [Pair(text, "") for text in texts]
-    encoded = encode_split(pairs, run.tokenizer, run.config.data)
+    encoded = encode_split(pairs, run.tokenizer, run.config.data, run.module.framing)
     if encoded.truncated_src:
         limit = run.config.data.max_source_length
         warn(f"{encoded.truncated_src} inputs were cut to {limit} tokens.")

@@ -8,26 +8,54 @@ from sparseformer.config import Config
 from sparseformer.data import Batch, Tokenizer
 from sparseformer.errors import ConfigError
 from sparseformer.nn import AttentionChoice, Seq2SeqTransformer
+from sparseformer.pretrained import PretrainedSettings
+from sparseformer.training.framing import Framing
 from sparseformer.training.objective import Objective
 
 
 class TrainingModule(nn.Module):
-    """A Seq2SeqTransformer and the Objective that its parameters are trained for."""
+    """A Seq2SeqTransformer and the Objective that its parameters are trained for.
 
-    def __init__(self, model: Seq2SeqTransformer, objective: Objective) -> None:
+    Args:
+        model: the model.
+        objective: the loss.
+        framing: what the model expects around a text, and asks of its outputs.
+    """
+
+    def __init__(
+        self, model: Seq2SeqTransformer, objective: Objective, framing: Framing | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.framing = framing or Framing()
 
     def forward(self, batch: Batch, step: int | None = None) -> Tensor:
         """Return the loss summed over the batch's labels; step as in Objective."""
         hidden = self.model(batch.src, batch.src_length, batch.decoder_input)
-        loss: Tensor = self.objective(hidden, self.model.output_weight, batch.labels, step)
+        loss: Tensor = self.objective(
+            hidden, self.model.output_weight, batch.labels, step, self.model.logits_bias
+        )
         return loss
 
 
-def build_module(config: Config, tokenizer: Tokenizer, console: Console) -> TrainingModule:
-    """Build the model and the objective of a run, with weights drawn from its seed."""
+def build_module(
+    config: Config,
+    tokenizer: Tokenizer,
+    console: Console,
+    published: PretrainedSettings | None = None,
+    framing: Framing | None = None,
+) -> TrainingModule:
+    """Build the model and the objective of a run, with weights drawn from its seed.
+
+    Args:
+        config: the settings, with the model's shape.
+        tokenizer: gives the vocabulary.
+        console: where the parts are printed.
+        published: the published checkpoint that the model comes from; it has its conventions and
+            its rows of the embedding, which may be more than tokens.
+        framing: as for TrainingModule.
+    """
     torch.manual_seed(config.seed)
     model_config = config.model
     attn = AttentionChoice(
@@ -35,11 +63,16 @@ def build_module(config: Config, tokenizer: Tokenizer, console: Console) -> Trai
         decoder_self=model_config.decoder_attn or config.attn,
         cross=model_config.cross_attn or config.attn,
     )
+    vocab_size = tokenizer.vocab_size if published is None else published.vocab_size
     model = Seq2SeqTransformer(
-        model_config, tokenizer.vocab_size, attn=attn, pad_id=tokenizer.pad_id
+        model_config,
+        vocab_size,
+        attn=attn,
+        pad_id=tokenizer.pad_id,
+        conventions=None if published is None else published.conventions,
     )
-    objective = Objective(config.loss, config.objective, tokenizer.vocab_size, warmup_steps(config))
-    module = TrainingModule(model, objective)
+    objective = Objective(config.loss, config.objective, vocab_size, warmup_steps(config))
+    module = TrainingModule(model, objective, framing)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     console.print(f"model   {parameters:,} parameters, attention {_describe(attn)}")
     console.print(f"loss    {config.loss}{_describe_warmup(objective, config)}")

@@ -45,7 +45,12 @@ class Objective(nn.Module):
         self.alpha = AdaptiveAlpha(1, config.alpha) if loss == "entmax_adaptive" else None
 
     def forward(
-        self, hidden: Tensor, output_weight: Tensor, labels: Tensor, step: int | None = None
+        self,
+        hidden: Tensor,
+        output_weight: Tensor,
+        labels: Tensor,
+        step: int | None = None,
+        output_bias: Tensor | None = None,
     ) -> Tensor:
         """Return the loss summed over the labels other than -100; NaN where logits may overflow.
 
@@ -54,6 +59,7 @@ class Objective(nn.Module):
             output_weight: [vocab_size, d_model].
             labels: [B, T] int64.
             step: optimiser steps taken so far; None means that any warm-up is over.
+            output_bias: [vocab_size], added to the logits.
         """
         if not _logits_are_finite(hidden, output_weight):
             return hidden.sum() * torch.nan
@@ -61,13 +67,19 @@ class Objective(nn.Module):
         warming_up = step is not None and step < self.warmup_steps
         if self.loss == "cross_entropy" or warming_up:
             return linear_cross_entropy(
-                hidden, output_weight, labels, reduction="sum", label_smoothing=smoothing
+                hidden,
+                output_weight,
+                labels,
+                linear_bias=output_bias,
+                reduction="sum",
+                label_smoothing=smoothing,
             )
         if self.loss in TRUNCATED:
             return linear_sparse_cross_entropy(
                 hidden,
                 output_weight,
                 labels,
+                linear_bias=output_bias,
                 k=self.config.k if self.loss == "sparse_topk" else None,
                 top_p=self.config.p if self.loss == "sparse_topp" else None,
                 reduction="sum",
@@ -78,6 +90,7 @@ class Objective(nn.Module):
             output_weight,
             labels,
             self.current_alpha(),
+            linear_bias=output_bias,
             reduction="sum",
             label_smoothing=smoothing,
         )

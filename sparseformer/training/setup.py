@@ -1,7 +1,7 @@
-"""What a run needs before its first step: folder, data, tokenizer, starting weights."""
+"""What a run needs before its first step: folder, data, tokenizer."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -9,44 +9,28 @@ from typing import NamedTuple
 from rich.console import Console
 
 from sparseformer.arguments import dump_toml, load_run_config
-from sparseformer.config import Config, DataConfig
+from sparseformer.config import Config
 from sparseformer.data import (
     EncodedPairs,
-    Pair,
     PairDataset,
     Tokenizer,
     build_tokenizer,
-    encode_pairs,
     load_dataset,
     shared_inputs,
 )
 from sparseformer.errors import CheckpointError, ConfigError, DataError
-from sparseformer.nn import Seq2SeqTransformer
+from sparseformer.pretrained import PretrainedCheckpoint, PretrainedSettings, load_tokenizer
 from sparseformer.training.checkpoint import (
     Checkpoint,
     differences,
-    load_model_weights,
     lock_run,
     write_atomic,
 )
+from sparseformer.training.framing import Framing, encode_split, make_framing, settle_start
+from sparseformer.training.origin import keep_published
 from sparseformer.training.runfolder import LOCK
 
 TOKENIZER = "tokenizer.json"
-# the parts of [model] that fix the names and shapes of the weights
-_SHAPE_FIELDS = (
-    "d_model",
-    "num_heads",
-    "num_kv_heads",
-    "ffn_dim",
-    "encoder_layers",
-    "decoder_layers",
-    "activation",
-    "norm",
-    "norm_position",
-    "positions",
-    "max_positions",
-    "tie_embeddings",
-)
 
 
 class Workspace(NamedTuple):
@@ -57,6 +41,7 @@ class Workspace(NamedTuple):
     train: EncodedPairs
     validation: EncodedPairs
     test: EncodedPairs
+    framing: Framing
 
 
 @contextmanager
@@ -77,35 +62,12 @@ def open_run_folder(config: Config) -> Iterator[Path]:
         yield run_dir
 
 
-def with_initial_shape(config: Config, console: Console) -> Config:
-    """Give a fine-tuning run the model shape of the run that it starts from."""
-    if config.init_from is None:
-        return config
-    source = load_run_config(Path(config.init_from) / "config.toml")
-    shape = {name: getattr(source.model, name) for name in _SHAPE_FIELDS}
-    for name, value in shape.items():
-        if value != getattr(config.model, name):
-            line = f"init    model.{name} is {value}, as in {config.init_from}"
-            console.print(line, markup=False)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **shape))
-
-
-def initialize_from(init_from: str, model: Seq2SeqTransformer, console: Console) -> None:
-    """Start from the best weights of another run; alphas it hasn't learned start at --model.alpha.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or its weights don't fit.
-    """
-    folder = load_model_weights(init_from, model, prefix="model.", optional=_is_alpha)
-    console.print(f"init    weights from {folder}", markup=False)
-
-
-def _is_alpha(name: str) -> bool:
-    return ".adaptive_alpha." in name
-
-
 def load_workspace(
-    config: Config, run_dir: Path, checkpoint: Checkpoint | None, console: Console
+    config: Config,
+    run_dir: Path,
+    checkpoint: Checkpoint | None,
+    published: PretrainedSettings | None,
+    console: Console,
 ) -> Workspace:
     """Load the data and the tokenizer, and say what they are.
 
@@ -113,13 +75,15 @@ def load_workspace(
         DataError: the data or the tokenizer are not those that the checkpoint was trained with.
     """
     dataset = load_dataset(config.data, config.seed)
-    tokenizer = _load_tokenizer(config, run_dir, checkpoint, dataset, console)
+    tokenizer = _load_tokenizer(config, run_dir, checkpoint, published, dataset, console)
     if checkpoint is not None:
         _check_same_tokenizer(config, checkpoint, tokenizer)
         check_same_data(config, dataset, checkpoint.state["data_hash"])
     limits = (config.data.max_source_length, config.data.max_target_length)
+    framing = make_framing(config, tokenizer, published)
+    settle_start(tokenizer, framing)
     train, validation, test = (
-        encode_split(pairs, tokenizer, config.data)
+        encode_split(pairs, tokenizer, config.data, framing)
         for pairs in (dataset.train, dataset.validation, dataset.test)
     )
     cut_src = sum(split.truncated_src for split in (train, validation, test))
@@ -140,13 +104,7 @@ def load_workspace(
         f"tokens  vocabulary {tokenizer.vocab_size:,}; cut to length: {cut_src:,} sources "
         f"(limit {limits[0]}) and {cut_tgt:,} targets (limit {limits[1]})"
     )
-    return Workspace(dataset, tokenizer, train, validation, test)
-
-
-def encode_split(pairs: Sequence[Pair], tokenizer: Tokenizer, data: DataConfig) -> EncodedPairs:
-    """Encode pairs with the prefix and within the lengths of a run's settings."""
-    limits = (data.max_source_length, data.max_target_length)
-    return encode_pairs(pairs, tokenizer, *limits, data.source_prefix)
+    return Workspace(dataset, tokenizer, train, validation, test, framing)
 
 
 def check_same_data(config: Config, dataset: PairDataset, trained_hash: str) -> None:
@@ -177,14 +135,18 @@ def write_settings(
     tokenizer: Tokenizer,
     run_dir: Path,
     checkpoint: Checkpoint | None,
+    published: PretrainedSettings | None,
     console: Console,
 ) -> None:
-    """Write config.toml and tokenizer.json; on resuming, say first what has changed.
+    """Write config.toml, tokenizer.json and what stays of a published checkpoint.
+
+    On resuming, say first what has changed, and write config.toml alone.
 
     Called when everything has been built and restored, so that a refused start changes nothing.
     """
     if checkpoint is None:
         tokenizer.save(run_dir / TOKENIZER)
+        keep_published(published, run_dir)
     else:
         for line in differences(checkpoint.state["config"], config):
             console.print(f"changed {line}", markup=False)
@@ -195,11 +157,15 @@ def _load_tokenizer(
     config: Config,
     run_dir: Path,
     checkpoint: Checkpoint | None,
+    published: PretrainedSettings | None,
     dataset: PairDataset,
     console: Console,
 ) -> Tokenizer:
     if checkpoint is not None:
         return read_tokenizer(run_dir)
+    if isinstance(published, PretrainedCheckpoint):
+        console.print(f"init    tokenizer of {published.source}", markup=False)
+        return load_tokenizer(published)
     if config.init_from is not None:
         console.print(f"init    tokenizer of {config.init_from}", markup=False)
         return read_tokenizer(Path(config.init_from))

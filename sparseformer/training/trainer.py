@@ -16,6 +16,8 @@ from sparseformer.config import LOWER_IS_BETTER, Config
 from sparseformer.data import Batch
 from sparseformer.errors import NumericError
 from sparseformer.nn import record_attention
+from sparseformer.pretrained import PretrainedSettings
+from sparseformer.training.alpha_ramp import set_alpha_of_step
 from sparseformer.training.checkpoint import (
     JSON,
     Checkpoint,
@@ -27,6 +29,7 @@ from sparseformer.training.checkpoint import (
 )
 from sparseformer.training.evaluation import derive_seed, evaluate
 from sparseformer.training.finish import finish, has_results, print_report
+from sparseformer.training.freezing import freeze
 from sparseformer.training.log import TrainLog, peak_memory_mib
 from sparseformer.training.module import (
     TrainingModule,
@@ -41,13 +44,12 @@ from sparseformer.training.optim import (
     learning_rate_factor,
     set_learning_rates,
 )
+from sparseformer.training.origin import find_origin, initialize
 from sparseformer.training.setup import (
     Workspace,
-    initialize_from,
     load_workspace,
     open_run_folder,
     settings_of_finished_run,
-    with_initial_shape,
     write_settings,
 )
 from sparseformer.training.signals import Signals, StopRequested, catch_signals
@@ -67,7 +69,6 @@ def train(config: Config, console: Console) -> int:
     Raises:
         SparseformerError: what a user can mend, in one sentence.
     """
-    config = with_initial_shape(config, console)
     device = choose_device(config)
     with open_run_folder(config) as run_dir, catch_signals() as signals:
         console.print(f"run     {run_dir}", markup=False)
@@ -76,16 +77,18 @@ def train(config: Config, console: Console) -> int:
             allow_fresh=config.allow_fresh,
             report=functools.partial(console.print, markup=False),
         )
-        workspace = load_workspace(config, run_dir, checkpoint, console)
-        module = build_module(config, workspace.tokenizer, console).to(device)
+        is_resumed = checkpoint is not None
+        config, published = find_origin(config, run_dir, is_resumed=is_resumed, console=console)
+        workspace = load_workspace(config, run_dir, checkpoint, published, console)
+        module = _build(config, workspace, published, console).to(device)
         if config.init_from and checkpoint is None:
-            initialize_from(config.init_from, module.model, console)
+            initialize(config, published, module.model, console)
         trainer = Trainer(config, run_dir, workspace, module, signals, console)
         if checkpoint is not None:
             trainer.resume(checkpoint)
         if checkpoint is not None and trainer.finished:
             trainer.config = config = settings_of_finished_run(config, run_dir, console)
-        write_settings(config, workspace.tokenizer, run_dir, checkpoint, console)
+        write_settings(config, workspace.tokenizer, run_dir, checkpoint, published, console)
         try:
             trainer.run_and_report()
         except StopRequested as stop:
@@ -96,6 +99,16 @@ def train(config: Config, console: Console) -> int:
             )
             return stop.exit_code
     return 0
+
+
+def _build(
+    config: Config, workspace: Workspace, published: PretrainedSettings | None, console: Console
+) -> TrainingModule:
+    module = build_module(config, workspace.tokenizer, console, published, workspace.framing)
+    if config.train.freeze:
+        left = freeze(module, config.train.freeze)
+        console.print(f"frozen  {', '.join(config.train.freeze)}; {left:,} parameters are trained")
+    return module
 
 
 @dataclasses.dataclass
@@ -237,6 +250,7 @@ class Trainer:
         set_learning_rates(
             self.optimizer, learning_rate_factor(progress.step, config.optim, config.train.steps)
         )
+        set_alpha_of_step(self.module.model, config, progress.step)
         figures = self._backward(batches)
         if figures.is_finite:
             self.optimizer.step()
@@ -249,6 +263,7 @@ class Trainer:
     def validate(self, log: TrainLog) -> None:
         """Evaluate the validation split, and save when it is the best so far."""
         metric, progress = self.config.selection_metric, self.progress
+        set_alpha_of_step(self.module.model, self.config, progress.step)
         references = [pair.tgt for pair in self.workspace.dataset.validation]
         figures = evaluate(
             self.module,

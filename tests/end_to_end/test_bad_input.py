@@ -33,7 +33,9 @@ def _refused(
         (["--model.alpha", "0.5"], 2, ["model.alpha", "0.5"]),
         (["--objective.alpha", "3"], 2, ["objective.alpha", "3"]),
         (["--model.max-positions", "8"], 2, ["model.max_positions", "8"]),
-        (["--init-from", "absent"], 2, ["absent", "config.toml"]),
+        (["--init-from", "./absent"], 5, ["./absent", "folder", "hub"]),
+        (["--init-from", "tests"], 2, ["tests", "config.toml", "config.json"]),
+        (["--optim.alpha-end", "3"], 2, ["optim.alpha_end", "3"]),
         (["--data.tokenizer-file", "absent.json"], 2, ["absent.json"]),
         (["--data.source", "files"], 2, ["train_file"]),
         (["--data.source", "hub"], 2, ["hub_name"]),
@@ -132,11 +134,12 @@ def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean train" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "generate", "inspect"])
+@pytest.mark.parametrize("verb", ["evaluate", "generate", "inspect", "export"])
 def test_folder_that_is_no_run(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb, str(tmp_path / "absent")]) == 2
+    more = ["--to", str(tmp_path / "out")] if verb == "export" else []
+    assert main([verb, str(tmp_path / "absent"), *more]) == 2
     message = capsys.readouterr().err
     assert "absent" in message
     assert "Traceback" not in message

@@ -33,6 +33,18 @@ def test_objective_is_the_sum_of_the_named_loss(loss: LossName) -> None:
     torch.testing.assert_close(found, _expected(loss))
 
 
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize("step", [0, None], ids=["warm-up", "after"])
+def test_a_bias_of_the_logits_is_one_more_column(loss: LossName, step: int | None) -> None:
+    objective = Objective(loss, CONFIG, 11, warmup_steps=1)
+    bias = torch.linspace(-2.0, 2.0, 11)
+    found = objective(HIDDEN, WEIGHT, LABELS, step, bias)
+    hidden = torch.cat([HIDDEN, torch.ones(2, 5, 1)], dim=-1)
+    expected = objective(hidden, torch.cat([WEIGHT, bias[:, None]], dim=-1), LABELS, step)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, objective(HIDDEN, WEIGHT, LABELS, step))
+
+
 @pytest.mark.parametrize("loss", sorted(TRUNCATED))
 def test_warm_up_is_the_full_cross_entropy_and_ends(loss: LossName) -> None:
     objective = Objective(loss, CONFIG, 11, warmup_steps=4)

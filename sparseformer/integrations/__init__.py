@@ -1,0 +1,1 @@
+"""Sparse attention and sparse losses inside models of other libraries."""
