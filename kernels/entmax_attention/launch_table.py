@@ -65,8 +65,8 @@ def plan_for(dtype: torch.dtype, width: int, eps: float | None, keep: bool, has_
     # Of rows with wide supports the sketch drops about twice what it seems.
     doubt = excess / 2.0
     # Measured by compiling for every supported GPU: none of these spills.
-    is_tight = width <= 64 if eps is None else 64 < width <= 128
-    depth = 3 if is_tight else 4
+    is_tight = width <= 64 or (eps is None and width <= 128)
+    depth = (3 if is_tight else 4) - has_bias
     warps = 8 if eps is None or width > 64 or has_bias else 4
     if width > 128 and not keep:
         warps = 4
