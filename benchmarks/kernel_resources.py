@@ -81,10 +81,9 @@ def main() -> int:
 
 @cache
 def _cases(room: str) -> list[Shipped]:
-    cases = import_module(f"sparseformer.kernels.{room}.compile_cases").compile_cases()
-    shipped = [Shipped(case, ARCHITECTURES) for case in cases]
+    module = import_module(f"sparseformer.kernels.{room}.compile_cases")
+    shipped = [Shipped(case, ARCHITECTURES) for case in module.compile_cases()]
     if room == "entmax_attention":
-        module = import_module(f"sparseformer.kernels.{room}.backward_cases")
         shipped += [Shipped(case, WITH_WARP_GROUPS) for case in module.warp_group_cases()]
     return shipped
 

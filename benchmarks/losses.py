@@ -4,8 +4,8 @@
 
 Forward + backward of 1,024 tokens of 512 features in fp32, logits of standard deviation 1 ("flat",
 as at the start of training) or 4 ("peaked", as of a trained model). Each figure is the median of
-repeats that take turns; peer / ours is above 1 where ours is quicker. Peak memory is that of a
-fresh process beyond its inputs and gradients.
+repeats that take turns; peer / ours is above 1 where ours is quicker. Peak memory is that of
+tensors beyond the inputs and gradients; the libraries have some MiB of buffers on top.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from timing import Case, header, options, peak_beyond, peak_of, run
+from timing import Case, header, options, run, tensor_peak
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -64,11 +64,7 @@ SWEEP = [
 
 
 def main() -> None:
-    """Print the tables; with --peak, only the peak memory of one loss."""
-    if "--peak" in sys.argv:
-        name, *size = sys.argv[sys.argv.index("--peak") + 1].split("/")
-        print(_peak(name, Shape(*(int(part) for part in size[:3]), float(size[3]))))
-        return
+    """Print the tables."""
     plot = _plot_path()
     chosen = options(__doc__)
     print(header(chosen.threads, ()), end="\n\n")
@@ -104,24 +100,18 @@ def _cases(
             yield Case(title, bound(name), {p: bound(p) for p in peers}, operands[:2])
 
 
-def _peak(name: str, shape: Shape) -> float:
-    small = Shape(8, 16, 64).operands()
-    LOSSES[name](*small).backward()
-    h, w, y = shape.operands()
-    gradients = 4 * (h.numel() + w.numel())
-    return peak_beyond(lambda: LOSSES[name](h, w, y).backward(), gradients)
-
-
 def _print_memory() -> None:
     print(
-        "\n| loss | shape | logits MiB | peak beyond gradients MiB | share |\n|---|---|---|---|---|"
+        "\n| loss | shape | logits MiB | peak MiB beyond gradients | share |\n|---|---|---|---|---|"
     )
     for shape in MAIN:
+        operands = shape.operands()
+        gradients = 4 * (operands[0].numel() + operands[1].numel())
         logits = 4 * shape.tokens * shape.vocab / 2**20
-        for name in LOSSES:
-            argument = f"{name}/{shape.tokens}/{shape.width}/{shape.vocab}/{shape.spread}"
-            peak = peak_of(Path(__file__), argument)
-            print(f"| {name} | {shape} | {logits:.0f} | {peak:.0f} | {peak / logits:.3f} |")
+        for name, loss in LOSSES.items():
+            operands[0].grad = operands[1].grad = None
+            peak = tensor_peak(lambda loss=loss, o=operands: loss(*o).backward(), gradients)
+            print(f"| {name} | {shape} | {logits:.0f} | {peak:.1f} | {peak / logits:.3f} |")
 
 
 def _draw(records: list[dict[str, object]], path: Path) -> None:

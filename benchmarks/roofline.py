@@ -17,8 +17,7 @@ from interpreted_adasplash import INSTALL
 
 from sparseformer.kernels.common.compilation import CompileCase
 from sparseformer.kernels.common.launch import Launch
-from sparseformer.kernels.entmax_attention.backward_cases import warp_group_cases
-from sparseformer.kernels.entmax_attention.compile_cases import compile_cases
+from sparseformer.kernels.entmax_attention.compile_cases import compile_cases, warp_group_cases
 
 DIM = 64
 # Of one multiprocessor and clock. H100 SXM: 989.4 TFLOPS of dense bf16 with 132 multiprocessors at
@@ -42,7 +41,7 @@ PEERS = {
 }
 OURS = {"forward sketch": 1, "forward output": 3, "backward query": 3, "backward key": 4}
 # A tile of the backward pass has its own plan for this GPU where alpha is fixed.
-BY_WARP_GROUPS = ("backward query", "backward key")
+BY_WARP_GROUPS = ("forward sketch", "backward query", "backward key")
 GROUPS = ("ours, alpha 1.5", "ours, learned alpha")
 OTHERS = "ours, alpha 1.5, with the plans of other GPUs"
 PEER_CONSTANTS = {

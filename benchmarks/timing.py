@@ -1,12 +1,11 @@
-"""What the benchmarks share: turn-taking timing, peak memory of a fresh process, and tables."""
+"""What the benchmarks share: turn-taking timing, peak memory of tensors, and tables."""
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 Call = Callable[[], Tensor]
 
@@ -107,29 +107,15 @@ def run(cases: Iterator[Case], chosen: argparse.Namespace) -> list[dict[str, obj
     return records
 
 
-def peak_of(script: Path, argument: str) -> float:
-    """Run `script --peak argument` in a fresh process and return the MiB that it prints."""
-    command = [sys.executable, str(script), "--peak", argument]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return float(printed.split()[-1])
-
-
-def peak_beyond(call: Callable[[], object], kept_bytes: int) -> float:
-    """Return the MiB that a call needs at its peak beyond what it leaves; Linux only.
+def tensor_peak(call: Callable[[], object], kept_bytes: int) -> float:
+    """Return the MiB of tensors that a call has at its peak beyond what it leaves.
 
     Args:
-        call: what is measured; make one small call before, so that libraries are loaded.
+        call: what is measured.
         kept_bytes: what stays allocated after the call, such as gradients.
     """
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    call()
-    return (_status("VmHWM") - before) / 1024 - kept_bytes / 2**20
-
-
-def _status(key: str) -> int:
-    """Return a field of /proc/self/status in KiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1])
-    raise KeyError(key)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        call()
+    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return (max(itertools.accumulate(changes)) - kept_bytes) / 2**20

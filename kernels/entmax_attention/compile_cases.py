@@ -7,7 +7,7 @@ import triton.language as tl
 
 from sparseformer.kernels.common.compilation import CompileCase
 from sparseformer.kernels.common.launch import Launch
-from sparseformer.kernels.entmax_attention.backward_cases import backward_cases
+from sparseformer.kernels.entmax_attention import backward_cases as backward
 from sparseformer.kernels.entmax_attention.blocks import Blocks, blocks_for, padded_dim
 from sparseformer.kernels.entmax_attention.decode_kernels import (
     _entmax_attention_decode_output_kernel,
@@ -62,7 +62,13 @@ POINTERS = {
 
 def compile_cases() -> list[CompileCase]:
     """Return every kernel of both passes with its dtypes, widths and options."""
-    return [*forward_cases(), *backward_cases()]
+    return [*forward_cases(), *backward.backward_cases()]
+
+
+def warp_group_cases() -> list[CompileCase]:
+    """Return what ships instead for GPUs that multiply by warp groups, sm_90 and sm_100."""
+    sketches = [_entmax_cases(dtype, 64, 0.5, False, False, True)[0] for dtype in ("bf16", "fp16")]
+    return [*sketches, *backward.warp_group_cases()]
 
 
 def forward_cases() -> list[CompileCase]:
@@ -75,13 +81,20 @@ def forward_cases() -> list[CompileCase]:
 
 
 def _entmax_cases(
-    dtype: str, dim: int, eps: float | None, has_bias: bool, has_dropout: bool
+    dtype: str,
+    dim: int,
+    eps: float | None,
+    has_bias: bool,
+    has_dropout: bool,
+    has_warp_groups: bool = False,
 ) -> list[CompileCase]:
     blocks = blocks_for(DTYPES[dtype], dim, dim)
     options = _constants(dim, eps, has_bias, has_dropout)
     label = f"{dtype} D={dim} eps={eps}" + " bias" * has_bias + " dropout" * has_dropout
     span = max_span(DTYPES[dtype], dim, eps, has_bias)
-    kept, dropped = (plan_for(DTYPES[dtype], dim, eps, keep, has_bias) for keep in (True, False))
+    kept, dropped = (
+        plan_for(DTYPES[dtype], dim, eps, keep, has_bias, has_warp_groups) for keep in (True, False)
+    )
     tile = {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys}
     sketch = {**options, **tile, "DEPTH": kept.depth}
     one_tile = {**options, **tile, "BLOCK_N": span, "TILE_KEYS": blocks.keys, "KEEP": True}
@@ -97,7 +110,8 @@ def _entmax_cases(
             one_tile_launch(span, blocks, eps),
         ),
     ]
-    return [_case(f"forward {name} {label}", dtype, *rest) for name, *rest in rows]
+    kind = " by warp groups" * has_warp_groups
+    return [_case(f"forward {name}{kind} {label}", dtype, *rest) for name, *rest in rows]
 
 
 def _softmax_case(dtype: str, dim: int) -> CompileCase:

@@ -51,7 +51,14 @@ class Plan(NamedTuple):
     launch: Launch
 
 
-def plan_for(dtype: torch.dtype, width: int, eps: float | None, keep: bool, has_bias: bool) -> Plan:
+def plan_for(
+    dtype: torch.dtype,
+    width: int,
+    eps: float | None,
+    keep: bool,
+    has_bias: bool,
+    has_warp_groups: bool = False,
+) -> Plan:
     """Return the settings of the two passes.
 
     Args:
@@ -60,12 +67,16 @@ def plan_for(dtype: torch.dtype, width: int, eps: float | None, keep: bool, has_
         eps: alpha - 1, or None if it is a tensor.
         keep: whether a backward pass follows.
         has_bias: whether scores have a relative bias.
+        has_warp_groups: of multiplies_by_warp_groups; else the settings fit any GPU.
     """
     excess = (EXCESS_KEPT if keep else EXCESS)[dtype]
     # Of rows with wide supports the sketch drops about twice what it seems.
     doubt = excess / 2.0
     # Measured by compiling for every supported GPU: none of these spills.
-    is_tight = width <= 64 or (eps is None and width <= 128)
+    if eps is None:
+        is_tight = width <= 128
+    else:
+        is_tight = width <= 64 and dtype.itemsize == 2 and not has_warp_groups
     depth = (3 if is_tight else 4) - has_bias
     warps = 8 if eps is None or width > 64 or has_bias else 4
     if width > 128 and not keep:

@@ -5,9 +5,8 @@ from gate import check_compiles
 
 from sparseformer.kernels.common.compilation import SHARED_LIMITS, CompileCase, compile_kernel
 from sparseformer.kernels.common.launch import smaller_launches
-from sparseformer.kernels.entmax_attention.backward_cases import warp_group_cases
 from sparseformer.kernels.entmax_attention.backward_plans import Plan, smaller_plans
-from sparseformer.kernels.entmax_attention.compile_cases import compile_cases
+from sparseformer.kernels.entmax_attention.compile_cases import compile_cases, warp_group_cases
 
 CASES = {case.name: case for case in compile_cases()}
 WARP_GROUP_CASES = warp_group_cases()
