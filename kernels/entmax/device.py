@@ -94,13 +94,14 @@ def alpha_term(probs, slopes, eps, EPS: tl.constexpr):
         else:
             e = EPS
         y = -e * log_probs
-        # One division for all of a row or a head.
-        scale = 1.0 / (e * e)
-        without_slopes = probs * y + probs
-        near = -_phi(tl.minimum(y, SERIES_END)) * log_probs * log_probs * probs
-        term = tl.where(y < SERIES_END, near, (without_slopes - slopes) * scale)
+        far = probs * y + probs
         if EPS is None:
-            term = tl.where(e > 1.0, without_slopes * scale, term)
+            far -= tl.where(e > 1.0, 0.0, slopes)
+        else:
+            far -= slopes
+        near = -_phi(tl.minimum(y, SERIES_END)) * log_probs * log_probs * probs
+        # One division for all of a row or a head.
+        term = tl.where((y < SERIES_END) & (e <= 1.0), near, far * (1.0 / (e * e)))
     return tl.where(probs > 0.0, term, 0.0)
 
 

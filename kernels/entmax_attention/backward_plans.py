@@ -4,7 +4,12 @@ from typing import NamedTuple
 
 import torch
 
-from sparseformer.kernels.common.launch import Launch, larger_launches, smaller_launches
+from sparseformer.kernels.common.launch import (
+    Launch,
+    RoomyLaunch,
+    larger_launches,
+    smaller_launches,
+)
 from sparseformer.kernels.entmax_attention.blocks import padded_dim
 
 # The fewest that tensor cores multiply.
@@ -83,7 +88,7 @@ def _plans(*settings: tuple[int, int, int]) -> Plans:
 # By the larger width; a bias always counts as an extra, so its plan here is never read.
 _PLAIN = {
     64: _plans((32, 4, 2), (32, 4, 2), (32, 8, 2)),
-    128: _plans((32, 4, 1), (32, 8, 2), (16, 8, 2)),
+    128: _plans((32, 8, 2), (32, 8, 2), (16, 8, 2)),
     256: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),
 }
 # All keys of a tile, so that its queries are read once, by half of the queries.
@@ -100,5 +105,5 @@ _WITH_EXTRAS = {
 _WIDE_TYPES = {
     64: _plans((16, 8, 1), (16, 4, 1), (32, 4, 1)),
     128: _plans((16, 4, 1), (16, 4, 1), (16, 4, 1)),
-    256: _plans((16, 16, 1), (16, 16, 1), (16, 8, 1)),
+    256: _plans((16, 16, 1), (16, 16, 1), (16, 8, 1))._replace(query=Plan(16, RoomyLaunch(16, 1))),
 }
