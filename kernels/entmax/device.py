@@ -94,14 +94,11 @@ def alpha_term(probs, slopes, eps, EPS: tl.constexpr):
         else:
             e = EPS
         y = -e * log_probs
-        far = probs * y + probs
-        if EPS is None:
-            far -= tl.where(e > 1.0, 0.0, slopes)
-        else:
-            far -= slopes
+        without_slopes = (probs * y + probs) / (e * e)
         near = -_phi(tl.minimum(y, SERIES_END)) * log_probs * log_probs * probs
-        # One division for all of a row or a head.
-        term = tl.where((y < SERIES_END) & (e <= 1.0), near, far * (1.0 / (e * e)))
+        term = tl.where(y < SERIES_END, near, without_slopes - slopes / (e * e))
+        if EPS is None:
+            term = tl.where(e > 1.0, without_slopes, term)
     return tl.where(probs > 0.0, term, 0.0)
 
 

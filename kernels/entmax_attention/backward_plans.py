@@ -88,7 +88,7 @@ def _plans(*settings: tuple[int, int, int]) -> Plans:
 # By the larger width; a bias always counts as an extra, so its plan here is never read.
 _PLAIN = {
     64: _plans((32, 4, 2), (32, 4, 2), (32, 8, 2)),
-    128: _plans((32, 8, 2), (32, 8, 2), (16, 8, 2)),
+    128: _plans((32, 4, 1), (32, 8, 2), (16, 8, 2)),
     256: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),
 }
 # All keys of a tile, so that its queries are read once, by half of the queries.
