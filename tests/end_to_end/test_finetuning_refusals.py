@@ -13,6 +13,7 @@ from sparseformer.cli import main
 def _refused(
     argv: list[str], code: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    capsys.readouterr()  # what transformers printed when a fixture saved the checkpoint
     assert main(argv) == code
     message = capsys.readouterr().err
     assert "Traceback" not in message
