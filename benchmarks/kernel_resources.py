@@ -25,7 +25,7 @@ from kernel_sources import fingerprint
 from sparseformer.kernels.common.compilation import CompileCase, compile_kernel
 
 ROOMS = ("entmax", "sparse_loss", "entmax_attention")
-ARCHITECTURES = (80, 89, 90, 100)
+ARCHITECTURES = tuple(kernel_tables.ARCHITECTURES)
 WITH_WARP_GROUPS = (90, 100)
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS, TABLE = DOCS / "kernel_resources.json", DOCS / "kernel_resources.md"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparseformer.kernels.common.compilation import SHARED_LIMITS
+from sparseformer.kernels.common.launch import REGISTERS
 
 Results = Mapping[str, Mapping[str, Any]]
 
 ARCHITECTURES = {80: "A100", 89: "L4, RTX 4090", 90: "H100, H200", 100: "B200"}
-REGISTERS = 65_536
 # Of one multiprocessor: bytes of shared memory, most warps, most programs (CUDA C++ Programming
 # Guide, table of technical specifications by compute capability).
 MULTIPROCESSOR = {

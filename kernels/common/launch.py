@@ -53,11 +53,13 @@ def multiplies_by_warp_groups(device: torch.device) -> bool:
     return (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
 
 
+@cache
 def smaller_launches(launch: Launch) -> tuple[Launch, ...]:
     """Return the launch and those that need less shared memory: a buffer of each tile less."""
     return tuple(replace(launch, num_stages=n) for n in range(launch.num_stages, 0, -1))
 
 
+@cache
 def larger_launches(launch: Launch) -> tuple[Launch, ...]:
     """Return what may be quicker on some cards: another buffer of each tile, other warps."""
     warps = launch.num_warps // 2 if launch.num_warps > 4 else launch.num_warps * 2

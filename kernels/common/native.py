@@ -15,6 +15,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from sparseformer.kernels.common.folders import cache_folder
+
 logger = logging.getLogger("sparseformer")
 
 SOURCE = Path(__file__).parents[1] / "entmax" / "cpp" / "rows.cpp"
@@ -147,9 +149,8 @@ def _cache_folder() -> Path | None:
     Raises:
         NativeError: there is none and none can be made.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "sparseformer" / "native"
+        folder = cache_folder() / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         # RuntimeError: the user has no home.

@@ -5,13 +5,13 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparseformer.kernels.common.backends import is_interpreting
+from sparseformer.kernels.common.folders import cache_folder
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -22,6 +22,7 @@ logger = logging.getLogger("sparseformer")
 SWITCH = "SPARSEFORMER_AUTOTUNE"
 # Milliseconds of warming up and of timing each candidate.
 WARMUP, REPEAT = 10, 50
+_STORE = "launches.json"
 _chosen: dict[Key, Any] = {}
 
 
@@ -147,16 +148,10 @@ def _stored_name(key: Key) -> str:
     return f"{_card(device)}, triton {triton.__version__}: {kernel} {case}"
 
 
-def _store_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(base) if base else Path.home() / ".cache"
-    return folder / "sparseformer" / "launches.json"
-
-
 def _stored() -> dict[str, str]:
     """Return what earlier runs have chosen; a missing or damaged file holds nothing."""
     try:
-        content = json.loads(_store_path().read_text(encoding="utf-8"))
+        content = json.loads((cache_folder() / _STORE).read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -165,7 +160,7 @@ def _stored() -> dict[str, str]:
 def _store(name: str, choice: str) -> None:
     """Keep a choice for later runs; where the folder can't be written, for this one only."""
     try:
-        path = _store_path()
+        path = cache_folder() / _STORE
         private = path.with_name(f"{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         private.write_text(json.dumps(_stored() | {name: choice}, indent=1), encoding="utf-8")

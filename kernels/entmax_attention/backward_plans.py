@@ -1,5 +1,6 @@
 """How the backward kernels are launched: keys at once, warps and stages, by width and options."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ def plans_for(
     return _SOFTMAX_BY_GROUPS if eps == 0.0 else _SHORT_POWERS_BY_GROUPS
 
 
+@cache
 def smaller_plans(plan: Plan) -> tuple[Plan, ...]:
     """Return the plan and those that need less shared memory: fewer buffers, then fewer keys."""
     plans = [plan._replace(launch=launch) for launch in smaller_launches(plan.launch)]
@@ -72,6 +74,7 @@ def smaller_plans(plan: Plan) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
+@cache
 def larger_plans(plan: Plan, most: int) -> tuple[Plan, ...]:
     """Return what may be quicker on some cards, with `most` keys at once or fewer."""
     plans = [plan._replace(launch=launch) for launch in larger_launches(plan.launch)]

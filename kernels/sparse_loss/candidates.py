@@ -26,7 +26,7 @@ class Candidates:
     """
 
     def __init__(self, top: Tensor, alpha: float | Tensor, limit: int, padded_limit: int) -> None:
-        self.top = top
+        self._top = top
         self._alpha, self._limit, self._padded_limit = alpha, limit, padded_limit
         self._floor = top[:, None]
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -37,7 +37,7 @@ class Candidates:
 
         `top` is the maximum over all classes so far, these included.
         """
-        is_first, self.top = not self._parts, top
+        is_first, self._top = not self._parts, top
         self._raise_floor(reachable(top, self._alpha))
         rows, places = (scores > self._floor).nonzero(as_tuple=True)
         self._parts.append((rows, places + first_class, scores[rows, places]))
@@ -52,7 +52,7 @@ class Candidates:
         None if one row is so wide that this would take too much memory.
         """
         rows, columns, values = self._merge()
-        num_rows = self.top.shape[0]
+        num_rows = self._top.shape[0]
         widest = int(torch.bincount(rows, minlength=num_rows).max())
         if widest * num_rows > self._padded_limit:
             return None
@@ -63,9 +63,9 @@ class Candidates:
         padded = self.padded()
         if padded is None:
             return False
-        t = solve_threshold(padded[0] - centre(self.top), self._alpha)
+        t = solve_threshold(padded[0] - centre(self._top), self._alpha)
         depth = 1.0 / (self._alpha - 1.0) - t
-        self._raise_floor(below(self.top[:, None], (1.0 + _MARGIN) * depth))
+        self._raise_floor(below(self._top[:, None], (1.0 + _MARGIN) * depth))
         self._merge()
         return self._count <= self._limit
 

@@ -115,8 +115,7 @@ class Config:
         require(lengths[name] <= positions, "model.max_positions", positions, allowed)
 
     def _check_alphas(self) -> None:
-        model = self.model
-        attns = (self.attn, model.encoder_attn, model.decoder_attn, model.cross_attn)
+        model, attns = self.model, self.attns
         allowed = "in [1.001, 1.999] for entmax_adaptive, which starts there and learns"
         if "entmax_adaptive" in attns:
             require(1.001 <= model.start_alpha <= 1.999, "model.alpha", model.alpha, allowed)
@@ -126,6 +125,12 @@ class Config:
         if self.loss == "entmax_adaptive":
             alpha = self.objective.alpha
             require(1.001 <= alpha <= 1.999, "objective.alpha", alpha, allowed)
+
+    @property
+    def attns(self) -> tuple[AttnName | None, ...]:
+        """--attn, and what stands in its place in the encoder, the decoder and between them."""
+        model = self.model
+        return self.attn, model.encoder_attn, model.decoder_attn, model.cross_attn
 
     @property
     def selection_metric(self) -> SelectionName:

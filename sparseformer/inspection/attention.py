@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from sparseformer.nn.attention import AttentionOptions, MultiheadAttention
+from sparseformer.nn.attention_map import AttentionMap, AttentionOptions
+from sparseformer.nn.modes import evaluating
 from sparseformer.nn.recording import DensityMeter
 from sparseformer.nn.transformer import Seq2SeqTransformer
 
@@ -15,7 +16,7 @@ class _MapMeter(DensityMeter):
 
     def attend(
         self,
-        layer: MultiheadAttention,
+        layer: AttentionMap,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -53,16 +54,13 @@ def attention_maps(
     if any(layer.meter is not None for layer in flat):
         raise ValueError("The model is being recorded already; call this outside that block.")
     meters = {name: [_MapMeter() for _ in group] for name, group in layers.items()}
-    training = [module for module in model.modules() if module.training]
     try:
         for name, group in layers.items():
             for layer, meter in zip(group, meters[name], strict=True):
                 layer.meter = meter
-        with torch.no_grad():
-            model.eval()(src, src_length, decoder_input)
+        with evaluating(model), torch.no_grad():
+            model(src, src_length, decoder_input)
     finally:
         for layer in flat:
             layer.meter = None
-        for module in training:
-            module.training = True
     return {name: [meter.maps for meter in group] for name, group in meters.items()}

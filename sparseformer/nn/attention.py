@@ -1,41 +1,17 @@
 """Multi-head attention whose probabilities may be sparse, with a fixed or a learned alpha."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparseformer.config import ATTN_NAMES, AttnName, BackendName
-from sparseformer.functional import entmax_attention, topk_attention, topp_attention
+from sparseformer.config import AttnName, BackendName
+from sparseformer.nn.attention_map import AttentionMap, AttentionOptions
 from sparseformer.nn.cache import KeyValue, KeyValueCache
-from sparseformer.nn.mappings import AdaptiveAlpha
 from sparseformer.nn.positions import RotaryAngles, apply_rotary
 
-if TYPE_CHECKING:
-    from sparseformer.nn.recording import DensityMeter
 
-FIXED_ALPHAS: dict[AttnName, float] = {"softmax": 1.0, "entmax15": 1.5, "sparsemax": 2.0}
-
-
-class AttentionOptions(TypedDict):
-    """The keyword arguments that every attention function takes alike."""
-
-    is_causal: bool
-    key_start: Tensor | None
-    key_length: Tensor | None
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k: Tensor | None
-    relative_bias: Tensor | None
-    window: int | tuple[int, int] | None
-    dropout_p: float
-    scale: float | None
-    backend: BackendName
-
-
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(AttentionMap):
     """Let every query position read a weighted mean of values, in several heads.
 
         head h:  O_h = map(scale * Q_h K_g^T + bias) V_g,   output = [O_1 ... O_H] W_o
@@ -83,7 +59,6 @@ class MultiheadAttention(nn.Module):
         scale: float | None = None,
         backend: BackendName = "auto",
     ) -> None:
-        super().__init__()
         if head_dim is None:
             if d_model % num_heads:
                 raise ValueError(f"num_heads is {num_heads}, but it must divide d_model {d_model}.")
@@ -95,22 +70,13 @@ class MultiheadAttention(nn.Module):
             )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout is {dropout}, but it must be in [0, 1).")
-        _check_map(attn, alpha, k, p)
+        super().__init__(num_heads, attn, alpha, k, p)
         self.d_model = d_model
-        self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.attn: AttnName = attn
-        self.k = k
-        self.p = p
         self.dropout = dropout
         self.scale = scale
         self.backend: BackendName = backend
-        self.meter: DensityMeter | None = None
-        self.fixed_alpha: float | None = FIXED_ALPHAS.get(attn)
-        if attn == "entmax" and isinstance(alpha, float | int):
-            self.fixed_alpha = float(alpha)
-        self.adaptive_alpha = AdaptiveAlpha(num_heads, alpha) if attn == "entmax_adaptive" else None
         self.sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=bias)
         self.out_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
@@ -188,7 +154,7 @@ class MultiheadAttention(nn.Module):
             scale=self.scale,
             backend=self.backend,
         )
-        mixed = self._attend(q, k, v, options)
+        mixed = self.attend(q, k, v, options)
         output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -197,32 +163,6 @@ class MultiheadAttention(nn.Module):
         self._check_input("key_value", states)
         key, value = self._project_part(states, 1).split(self.sizes[1:], dim=-1)
         return KeyValue(self._heads(key), self._heads(value))
-
-    def alpha(self) -> float | Tensor | None:
-        """Return alpha: a float, a learned tensor [H], or None for topk and topp."""
-        if self.adaptive_alpha is None:
-            return self.fixed_alpha
-        alpha: Tensor = self.adaptive_alpha()
-        return alpha
-
-    def alphas(self) -> list[float] | None:
-        """Return the alpha of every head as numbers, or None for topk and topp."""
-        alpha = self.alpha()
-        if isinstance(alpha, Tensor):
-            numbers: list[float] = alpha.detach().tolist()
-            return numbers
-        return None if alpha is None else [alpha] * self.num_heads
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-        if self.meter is not None:
-            return self.meter.attend(self, q, k, v, options)
-        if self.attn == "topk":
-            return topk_attention(q, k, v, self.k, **options)
-        if self.attn == "topp":
-            return topp_attention(q, k, v, self.p, **options)
-        alpha = self.alpha()
-        assert alpha is not None
-        return entmax_attention(q, k, v, alpha, **options)
 
     def _project_self(
         self, query: Tensor, rotary: RotaryAngles | None
@@ -253,14 +193,3 @@ class MultiheadAttention(nn.Module):
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}, but it must be [B, L, {self.d_model}]."
             )
-
-
-def _check_map(attn: str, alpha: float | Sequence[float], k: int, p: float) -> None:
-    if attn not in ATTN_NAMES:
-        raise ValueError(f"attn is {attn!r}, but it must be one of {ATTN_NAMES}.")
-    if attn == "entmax" and not (isinstance(alpha, float | int) and 1.0 <= alpha <= 2.0):
-        raise ValueError(f"alpha is {alpha!r}, but entmax attention needs one number in [1, 2].")
-    if attn == "topk" and k < 1:
-        raise ValueError(f"k is {k}, but topk attention keeps at least 1 key.")
-    if attn == "topp" and not 0.0 < p <= 1.0:
-        raise ValueError(f"p is {p}, but topp attention needs a mass in (0, 1].")

@@ -11,7 +11,8 @@ from sparseformer.functional import (
     topk_attention_with_stats,
     topp_attention_with_stats,
 )
-from sparseformer.nn.attention import AttentionOptions, MultiheadAttention
+from sparseformer.nn.attention import MultiheadAttention
+from sparseformer.nn.attention_map import AttentionMap, AttentionOptions
 
 
 @runtime_checkable
@@ -30,7 +31,7 @@ class DensityMeter:
 
     def attend(
         self,
-        layer: MultiheadAttention,
+        layer: AttentionMap,
         q: Tensor,
         k: Tensor,
         v: Tensor,

@@ -8,7 +8,7 @@ from sparseformer.pretrained.checkpoint import (
 )
 from sparseformer.pretrained.files import is_pretrained
 from sparseformer.pretrained.generation import GenerationDefaults
-from sparseformer.pretrained.saving import save_pretrained, save_settings
+from sparseformer.pretrained.saving import attention_of, save_pretrained, save_settings
 from sparseformer.pretrained.settings import START_ALPHA, PretrainedSettings, read_settings
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "GenerationDefaults",
     "PretrainedCheckpoint",
     "PretrainedSettings",
+    "attention_of",
     "is_pretrained",
     "load_pretrained",
     "load_tokenizer",

@@ -10,6 +10,7 @@ from sparseformer.config import AttnName
 from sparseformer.data import Tokenizer
 from sparseformer.errors import CheckpointError, ConfigError
 from sparseformer.nn import AttentionChoice, Seq2SeqTransformer
+from sparseformer.nn.attention_map import is_alpha
 from sparseformer.pretrained.families import FAMILIES
 from sparseformer.pretrained.files import read_weights, tokenizer_path
 from sparseformer.pretrained.settings import PretrainedSettings, read_settings
@@ -40,15 +41,21 @@ class PretrainedCheckpoint(PretrainedSettings):
                 1.05 for a published checkpoint.
         """
         model = self.new_model(attn, alpha)
-        own = model.state_dict()
-        alphas = {name: value for name, value in own.items() if ".adaptive_alpha." in name}
+        self.load_into(model, with_alphas=alpha is None)
+        return model
+
+    def load_into(self, model: Seq2SeqTransformer, *, with_alphas: bool = True) -> None:
+        """Copy the weights into a model of this shape, whose attention may be another.
+
+        Learned alphas that the checkpoint lacks keep their values, and with_alphas=False all do.
+        """
+        own = {name: value for name, value in model.state_dict().items() if is_alpha(name)}
         stored = {
             name: value
             for name, value in self.weights.items()
-            if ".adaptive_alpha." not in name or (name in alphas and alpha is None)
+            if not is_alpha(name) or (with_alphas and name in own)
         }
-        model.load_state_dict(alphas | stored)
-        return model
+        model.load_state_dict(own | stored)
 
 
 def read_pretrained(source: str | Path, *, revision: str | None = None) -> PretrainedCheckpoint:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparseformer.config import ModelConfig
 from sparseformer.errors import CheckpointError
 from sparseformer.nn import AttentionChoice, Seq2SeqTransformer
+from sparseformer.nn.attention_map import is_alpha
 from sparseformer.nn.blocks import Conventions
 from sparseformer.nn.positions import SinusoidalPositions
 from sparseformer.pretrained.files import listed
@@ -53,9 +54,7 @@ class Layout(NamedTuple):
 
     def all_names(self, shapes: Mapping[str, object]) -> Names:
         """Add the output matrix and the learned alphas that a model of these shapes has."""
-        alphas: Names = {
-            name: (ALPHA_PREFIX + name,) for name in shapes if ".adaptive_alpha." in name
-        }
+        alphas: Names = {name: (ALPHA_PREFIX + name,) for name in shapes if is_alpha(name)}
         head: Names = {"output.weight": (HEAD,)} if "output.weight" in shapes else {}
         return self.names | head | alphas
 

@@ -258,7 +258,7 @@ def load_model_weights(
     *,
     prefix: str = "",
     optional: Callable[[str], bool] | None = None,
-) -> Path:
+) -> Checkpoint:
     """Copy only the weights of a checkpoint into a model, without changing the folder.
 
     Args:
@@ -270,14 +270,14 @@ def load_model_weights(
             such a tensor of the model keeps its value.
 
     Returns:
-        The checkpoint folder that was used.
+        The checkpoint that was used.
 
     Raises:
         CheckpointError: no checkpoint, a damaged one, or one that doesn't fit.
     """
     folder = find_weights(path)
     try:
-        verify(folder)
+        checkpoint = read_checkpoint(folder)
     except CorruptCheckpointError as error:
         raise CheckpointError(f"{folder} is damaged: {error}; choose another one.") from error
     file = read_tensors(folder / MODEL).expanded()
@@ -290,7 +290,7 @@ def load_model_weights(
     check_match(folder / MODEL, found, wanted)
     check_ties(folder / MODEL, found, find_ties(wanted).tied)
     _copy(found, wanted)
-    return folder
+    return checkpoint
 
 
 def find_weights(path: Path | str) -> Path:

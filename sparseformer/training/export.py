@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sparseformer.errors import ConfigError
-from sparseformer.pretrained import save_pretrained
+from sparseformer.pretrained import attention_of, save_pretrained
 from sparseformer.training.load_run import load_run
 
 
@@ -31,8 +31,7 @@ def export_run(run_dir: Path, folder: Path) -> str:
         raise ConfigError(f"{folder} is not an empty folder; choose another one with --to.")
     model = run.module.model.cpu()
     save_pretrained(model, folder, like=run.published, tokenizer=run.tokenizer)
-    attentions = {layer.attn for layers in model.attention_layers().values() for layer in layers}
-    if attentions == {"softmax"}:
+    if set(attention_of(model)) == {"softmax"}:
         return f"wrote {folder}; transformers and --init-from load it"
     return (
         f"wrote {folder}; its attention isn't softmax, so sparseformer.pretrained.load_pretrained "

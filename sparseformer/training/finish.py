@@ -17,7 +17,7 @@ from sparseformer.inspection import print_run, read_run
 from sparseformer.metrics import compute_metrics
 from sparseformer.nn import record_attention
 from sparseformer.training.alpha_ramp import set_alpha_of_step
-from sparseformer.training.checkpoint import load_model_weights, read_checkpoint, write_atomic
+from sparseformer.training.checkpoint import load_model_weights, write_atomic
 from sparseformer.training.evaluation import Evaluation, evaluate
 from sparseformer.training.module import TrainingModule
 from sparseformer.training.setup import Workspace
@@ -33,8 +33,7 @@ def finish(
     progress: Mapping[str, Any],
 ) -> None:
     """Evaluate the best weights on both splits, and write results.json and predictions.jsonl."""
-    best = read_checkpoint(load_model_weights(run_dir, module))
-    set_alpha_of_step(module.model, config, best.step)
+    set_alpha_of_step(module.model, config, load_model_weights(run_dir, module).step)
     dataset = workspace.dataset
 
     def run(split: str) -> Evaluation:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from sparseformer.errors import ConfigError
-from sparseformer.nn import AdaptiveAlpha
+from sparseformer.nn import alpha_parameters
 from sparseformer.training.module import TrainingModule
 
 ALL_BUT_ALPHA = "all_but_alpha"
@@ -40,9 +40,7 @@ def freeze(module: TrainingModule, names: Sequence[str]) -> int:
 
 def _named(module: TrainingModule, name: str) -> list[nn.Parameter]:
     if name == ALL_BUT_ALPHA:
-        alphas = {
-            id(p) for m in module.modules() if isinstance(m, AdaptiveAlpha) for p in m.parameters()
-        }
+        alphas = {id(parameter) for parameter in alpha_parameters(module)}
         return [p for p in module.parameters() if id(p) not in alphas]
     model = dict(module.model.named_parameters())
     found = [p for key, p in model.items() if key == name or key.startswith(f"{name}.")]

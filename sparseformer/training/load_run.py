@@ -16,7 +16,7 @@ from sparseformer.data import (
 )
 from sparseformer.pretrained import PretrainedSettings
 from sparseformer.training.alpha_ramp import set_alpha_of_step
-from sparseformer.training.checkpoint import load_model_weights, read_checkpoint
+from sparseformer.training.checkpoint import load_model_weights
 from sparseformer.training.evaluation import (
     Evaluation,
     evaluate,
@@ -54,7 +54,7 @@ def load_run(run_dir: str | Path) -> LoadedRun:
     framing = make_framing(config, tokenizer, published)
     settle_start(tokenizer, framing)
     module = build_module(config, tokenizer, Console(quiet=True), published, framing)
-    checkpoint = read_checkpoint(load_model_weights(run_dir, module))
+    checkpoint = load_model_weights(run_dir, module)
     set_alpha_of_step(module.model, config, checkpoint.step)
     module = module.to(choose_device(config)).eval()
     return LoadedRun(config, tokenizer, module, checkpoint.state["data_hash"], published)

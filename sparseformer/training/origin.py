@@ -10,7 +10,8 @@ from rich.console import Console
 from sparseformer.arguments import load_run_config
 from sparseformer.config import Config, ModelConfig
 from sparseformer.errors import ConfigError
-from sparseformer.nn import Seq2SeqTransformer
+from sparseformer.nn import Seq2SeqTransformer, alpha_parameters
+from sparseformer.nn.attention_map import is_alpha
 from sparseformer.pretrained import (
     START_ALPHA,
     PretrainedCheckpoint,
@@ -85,16 +86,16 @@ def initialize(
     """
     assert config.init_from is not None
     if isinstance(published, PretrainedCheckpoint):
-        _load_published(published, model)
+        published.load_into(model)
         published.weights.clear()  # a second copy of what may be a large model
         where = f"{published.source} ({published.family})"
     else:
-        folder = load_model_weights(config.init_from, model, prefix="model.", optional=_is_alpha)
-        where = str(folder)
+        start = load_model_weights(config.init_from, model, prefix="model.", optional=is_alpha)
+        where = str(start.path)
     console.print(f"init    weights from {where}", markup=False)
-    if any(_is_alpha(name) for name in model.state_dict()):
-        start = f"{config.model.start_alpha:g}"
-        console.print(f"init    alphas that haven't been learned there start at {start}")
+    if alpha_parameters(model):
+        alpha = f"{config.model.start_alpha:g}"
+        console.print(f"init    alphas that haven't been learned there start at {alpha}")
 
 
 def read_published(run_dir: Path) -> PretrainedSettings | None:
@@ -139,25 +140,7 @@ def _with_shape(config: Config, model: ModelConfig, console: Console | None) -> 
         if console is not None and value != getattr(config.model, name):
             line = f"init    model.{name} is {value}, as in {config.init_from}"
             console.print(line, markup=False)
-    attns = (config.attn, *(getattr(config.model, f"{side}_attn") for side in _SIDES))
+    attns = config.attns
     if config.model.alpha is None and "entmax_adaptive" in attns and "entmax" not in attns:
         changes["alpha"] = START_ALPHA
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
-
-
-_SIDES = ("encoder", "decoder", "cross")
-
-
-def _load_published(published: PretrainedCheckpoint, model: Seq2SeqTransformer) -> None:
-    own = model.state_dict()
-    alphas = {name: value for name, value in own.items() if _is_alpha(name)}
-    stored = {
-        name: value
-        for name, value in published.weights.items()
-        if not _is_alpha(name) or name in alphas
-    }
-    model.load_state_dict(alphas | stored)
-
-
-def _is_alpha(name: str) -> bool:
-    return ".adaptive_alpha." in name

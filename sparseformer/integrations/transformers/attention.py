@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sparseformer.functional import entmax_attention
 from sparseformer.integrations.transformers.heads import CHILD
 from sparseformer.integrations.transformers.masks import attention_mask, padding_of
-from sparseformer.nn.attention import AttentionOptions
+from sparseformer.nn.attention_map import AttentionOptions
 
 # Names with "flash", "/" or a leading "paged|" take other paths inside transformers.
 NAME = "sparseformer"

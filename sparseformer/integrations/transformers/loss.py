@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparseformer.functional import linear_sparse_cross_entropy, sparse_cross_entropy
-from sparseformer.integrations.transformers.probe import evaluating, trial_inputs
+from sparseformer.integrations.transformers.probe import trial_inputs
 from sparseformer.nn.losses import Backend
+from sparseformer.nn.modes import evaluating
 
 IGNORED = -100
 

@@ -1,7 +1,6 @@
 """Find the attention modules of a model by running it once and counting the calls."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor, nn
 from sparseformer.functional import entmax_attention
 from sparseformer.integrations.transformers.attention import NAME
 from sparseformer.integrations.transformers.heads import CHILD
-from sparseformer.nn.attention import AttentionOptions
+from sparseformer.nn.attention_map import AttentionOptions
+from sparseformer.nn.modes import evaluating
 
 # Tokens of the trial sequence.
 _LENGTH = 6
@@ -96,15 +96,3 @@ def trial_inputs(model: Any) -> dict[str, Tensor]:
     if model.config.is_encoder_decoder:
         found["decoder_input_ids"] = ids
     return found
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and each back into its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
