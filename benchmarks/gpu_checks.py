@@ -154,6 +154,8 @@ def _attention_problems(device: torch.device, large: bool) -> Iterator[Problem]:
         for dim in (40, 128, 256):
             yield _attention(device, None, (129, 200), dim, is_causal=True)
         yield _attention(device, 1.5, (2048, 2048), 64, is_causal=True)
+        # Where a GPU's own logarithm has the fewest digits left.
+        yield _attention(device, None, (length, length), dim, alphas=(1.0, 1.002))
 
 
 def _attention(
@@ -162,13 +164,14 @@ def _attention(
     lengths: tuple[int, int],
     dim: int,
     kv_heads: int = 2,
+    alphas: tuple[float, float] = (1.05, 1.95),
     **options: Any,
 ) -> Problem:
     q = 2 * torch.randn(2, 4, lengths[0], dim, device=device)
     k, v = torch.randn(2, 2, kv_heads, lengths[1], dim, device=device)
     shape = f"[2, 4/{kv_heads}, {lengths[0]}, {dim}] on {lengths[1]} keys {options or ''}"
-    name = f"attention {alpha or 'learned'}, {shape}"
+    name = f"attention {alpha or f'learned {alphas}'}, {shape}"
     if alpha is not None:
         return Problem(name, partial(entmax_attention, alpha=alpha, **options), (q, k, v))
-    learned = torch.linspace(1.05, 1.95, 4, device=device)
+    learned = torch.linspace(*alphas, 4, device=device)
     return Problem(name, partial(entmax_attention, **options), (q, k, v, learned), keep_wide=1)

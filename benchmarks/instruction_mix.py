@@ -128,6 +128,12 @@ def loop_mix(code: list[Instruction], num_warps: int, products_per_tile: int, di
     )
 
 
+def solve_length(code: list[Instruction]) -> int:
+    """Return the instructions of the longest innermost loop without products: a Newton step."""
+    loops = [_between(code, target, at) for at, target in _backward(code)]
+    return max(len(loop) for loop in loops if not any(x.products() for x in loop))
+
+
 def compile_to_code(case: CompileCase) -> tuple[Compiled, list[Instruction]]:
     """Compile a case for sm_90, and disassemble it with the tool that Triton brings."""
     from triton import knobs
@@ -144,9 +150,14 @@ def compile_to_code(case: CompileCase) -> tuple[Compiled, list[Instruction]]:
     (cubin,) = cubins
     command = [knobs.nvidia.cuobjdump.path, "-sass", cubin]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return compiled, [
+    return compiled, parse(printed)
+
+
+def parse(listing: str) -> list[Instruction]:
+    """Return the instructions of what `cuobjdump -sass` prints."""
+    return [
         Instruction(int(found[1], 16), "@" in found[0], *found.groups()[1:])
-        for found in LINE.finditer(printed)
+        for found in LINE.finditer(listing)
     ]
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-from importlib.metadata import version
 from typing import Any
 
 import triton.language as tl
@@ -12,12 +11,12 @@ from sparseformer.kernels.common.compilation import CompileCase
 
 
 def fingerprint(case: CompileCase) -> str:
-    """Return the hash of a kernel, the functions it calls, its options and Triton's version."""
+    """Return the hash of a kernel, the functions it calls and its options."""
     parts: dict[str, str] = {}
     _collect(case.kernel, parts)
     settings = (case.types, case.constants, case.launch.options())
     described = [sorted((name, str(x)) for name, x in group.items()) for group in settings]
-    text = repr((version("triton"), sorted(parts.items()), described))
+    text = repr((sorted(parts.items()), described))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -30,7 +29,7 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    parts[name] = ast.dump(tree)
+    parts[name] = ast.unparse(tree)
     for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
         value = function.fn.__globals__.get(used)
         if isinstance(value, JITFunction):

@@ -12,12 +12,13 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from instruction_mix import Mix, compile_to_code, loop_mix
+from instruction_mix import Mix, compile_to_code, loop_mix, solve_length
 from interpreted_adasplash import INSTALL
 
 from sparseformer.kernels.common.compilation import CompileCase
 from sparseformer.kernels.common.launch import Launch
-from sparseformer.kernels.entmax_attention.compile_cases import compile_cases, warp_group_cases
+from sparseformer.kernels.entmax_attention.backward_cases import warp_group_cases
+from sparseformer.kernels.entmax_attention.compile_cases import compile_cases
 
 DIM = 64
 # Of one multiprocessor and clock. H100 SXM: 989.4 TFLOPS of dense bf16 with 132 multiprocessors at
@@ -40,10 +41,10 @@ PEERS = {
     "_bwd_kv_kernel": (4, 1),
 }
 OURS = {"forward sketch": 1, "forward output": 3, "backward query": 3, "backward key": 4}
-# A tile of the backward pass has its own plan for this GPU where alpha is fixed.
-BY_WARP_GROUPS = ("forward sketch", "backward query", "backward key")
-GROUPS = ("ours, alpha 1.5", "ours, learned alpha")
-OTHERS = "ours, alpha 1.5, with the plans of other GPUs"
+# The backward pass has plans of its own for this GPU.
+BY_WARP_GROUPS = ("backward query", "backward key")
+GROUPS = {"ours, alpha 1.5": 0.5, "ours, learned alpha": None}
+OTHERS = {f"{group}, with the plans of other GPUs": eps for group, eps in GROUPS.items()}
 PEER_CONSTANTS = {
     "N_H": 8,
     "N_KV_H": 8,
@@ -91,14 +92,18 @@ visit of every visible tile; AdaSplash-2 makes four to find its threshold.
 - At D = 64 no kernel is limited by its products, so what counts is the work on each score.
 - The first pass keeps the largest scores of each lane by minima and maxima, of which a
   multiprocessor does half as many as multiplications: {sketch_alu:.0f} clocks a tile, against
-  {peer_passes:.0f} of the four passes that it takes the place of.
-- With alpha 1.5 the backward pass is limited by shared memory, from which each product reads its
-  operands. So GPUs that multiply by warp groups take whole tiles there: {key:.0f} clocks instead
-  of {key_elsewhere:.0f} for keys, {query:.0f} instead of {query_elsewhere:.0f} for queries.
-  Elsewhere whole tiles would spill registers.
-- A learned alpha costs {powers:.1f} times the instructions of alpha 1.5 in the output pass: a
-  logarithm by a polynomial, an exponential and a division for each score. Its gradient makes
-  `backward query` the slowest kernel by far.
+  {peer_passes:.0f} of the four passes that it takes the place of. A Newton step on what it keeps
+  takes {solve:.0f} clocks for a block of 64 queries, {solve_learned:.0f} with a learned alpha:
+  about {solve_tiles:.1f} and {solve_learned_tiles:.1f} visits of a tile. Two follow whenever four
+  times as many tiles have been seen, and a few more at the end.
+- The backward pass is limited by shared memory, from which each product reads its operands, unless
+  alpha is learned. So GPUs that multiply by warp groups take whole tiles there: {key:.0f} clocks
+  instead of {key_elsewhere:.0f} for keys, {query:.0f} instead of {query_elsewhere:.0f} for queries
+  with alpha 1.5. Elsewhere whole tiles would spill registers.
+- A learned alpha costs {powers:.1f} times the instructions of alpha 1.5 in the output pass. Inputs
+  of 16 bits take the GPU's own logarithm for it (lg2.approx, and a series near 1), fp32 a
+  polynomial. What is left is one logarithm and two exponentials for each score, at 16 a clock.
+  `backward query`, which adds d alpha, is limited by the instructions that are issued.
 """
 
 
@@ -112,6 +117,7 @@ class Row(NamedTuple):
         mix: of its loop.
         passes: over the tiles.
         clocks: of each unit, for one tile.
+        solve: clocks of a Newton step of the first pass, by what is issued; else 0.
     """
 
     group: str
@@ -120,6 +126,7 @@ class Row(NamedTuple):
     mix: Mix
     passes: int
     clocks: dict[str, float]
+    solve: float
 
     @property
     def limit(self) -> str:
@@ -130,11 +137,15 @@ class Row(NamedTuple):
 def main() -> None:
     """Print the page."""
     rows = [
-        *_our_rows(GROUPS[0], 0.5, BY_WARP_GROUPS),
-        *_our_rows(GROUPS[1], None),
+        *(row for group, eps in GROUPS.items() for row in _our_rows(group, eps, BY_WARP_GROUPS)),
         *_peer_rows(),
     ]
-    others = [row for row in _our_rows(OTHERS, 0.5) if row.kernel in BY_WARP_GROUPS]
+    others = [
+        row
+        for group, eps in OTHERS.items()
+        for row in _our_rows(group, eps)
+        if row.kernel in BY_WARP_GROUPS
+    ]
     print(
         PAGE.format(
             triton=version("triton"),
@@ -183,8 +194,10 @@ def _peer_case(kernel: Any) -> CompileCase:
 
 def _row(group: str, kernel: str, case: CompileCase, products: int, passes: int) -> Row:
     _, code = compile_to_code(case)
-    mix = loop_mix(code, case.launch.num_warps, products, DIM)
-    return Row(group, kernel, case.launch.num_warps, mix, passes, _clocks(mix, case.launch))
+    warps = case.launch.num_warps
+    mix = loop_mix(code, warps, products, DIM)
+    solve = solve_length(code) * warps / ISSUED_PER_CLOCK if kernel == "forward sketch" else 0.0
+    return Row(group, kernel, warps, mix, passes, _clocks(mix, case.launch), solve)
 
 
 def _clocks(mix: Mix, launch: Launch) -> dict[str, float]:
@@ -240,11 +253,16 @@ def _time(row: Row, share: float) -> float:
 def _figures(rows: list[Row], others: list[Row]) -> dict[str, float]:
     """Return the numbers of the last section."""
     fixed, learned = ({row.kernel: row for row in rows if row.group == g} for g in GROUPS)
-    elsewhere = {row.kernel: row for row in others}
+    elsewhere = {row.kernel: row for row in others if row.group == next(iter(OTHERS))}
     peer_passes = [row.passes * _longest(row) for row in rows if "tau" in row.kernel]
+    sketch, learned_sketch = fixed["forward sketch"], learned["forward sketch"]
     return {
-        "sketch_alu": fixed["forward sketch"].clocks["integer"],
+        "sketch_alu": sketch.clocks["integer"],
         "peer_passes": sum(peer_passes),
+        "solve": sketch.solve,
+        "solve_tiles": sketch.solve / _longest(sketch),
+        "solve_learned": learned_sketch.solve,
+        "solve_learned_tiles": learned_sketch.solve / _longest(learned_sketch),
         "key": _longest(fixed["backward key"]),
         "key_elsewhere": _longest(elsewhere["backward key"]),
         "query": _longest(fixed["backward query"]),

@@ -10,7 +10,11 @@ ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
 # Tests use one thread each, so two processes keep two cores busy.
 IN_TWO = [*PYTEST, "-n", "2"]
-LANE_FOLDERS = ("functional", "nn", "interpreter", "compile_gate", "end_to_end")
+LANE_FOLDERS = (
+    "functional", "nn", "interpreter", "compile_gate", "oldest_triton", "end_to_end",
+)  # fmt: skip
+OLDEST_TRITON = "triton==3.6.0"
+OLDEST_FOLDER = ROOT / "build" / "oldest_triton"
 LANES: dict[str, list[list[str]]] = {
     "style": [
         ["ruff", "check", "."],
@@ -20,11 +24,21 @@ LANES: dict[str, list[list[str]]] = {
     "reference": [[*IN_TWO, "tests/functional", "tests/nn"]],
     "interpreter": [[*IN_TWO, "tests/interpreter"]],
     "compile gate": [[*IN_TWO, "tests/compile_gate"]],
+    "oldest triton": [
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"),
+            *("--target", str(OLDEST_FOLDER), OLDEST_TRITON),
+        ],
+        [*IN_TWO, "tests/oldest_triton"],
+    ],
     "rooms": [[*IN_TWO, "tests", *(f"--ignore=tests/{name}" for name in LANE_FOLDERS)]],
     "end-to-end": [[*PYTEST, "tests/end_to_end"]],
 }
 # The interpreter lane runs Triton's kernels on the CPU; the others must not.
-ENVIRONMENT = {"interpreter": {"TRITON_INTERPRET": "1"}}
+ENVIRONMENT = {
+    "interpreter": {"TRITON_INTERPRET": "1"},
+    "oldest triton": {"PYTHONPATH": str(OLDEST_FOLDER)},
+}
 
 
 def main(names: list[str]) -> int:

@@ -269,8 +269,8 @@ def test_larger_plans_stay_within_a_tile() -> None:
     assert all(plan.columns == 32 for plan in larger_plans(Plan(32, Launch(4, 2)), 32))
 
 
-@pytest.mark.parametrize("eps", [0.0, 0.5, 1.0])
-def test_warp_groups_get_whole_tiles_of_keys(eps: float) -> None:
+@pytest.mark.parametrize("eps", [None, 0.0, 0.5, 1.0])
+def test_warp_groups_get_whole_tiles_of_keys(eps: float | None) -> None:
     plans = plans_for(torch.bfloat16, 64, 64, eps, False, True)
     assert plans.key == Plan(64, Launch(4, 2))
     assert plans_for(torch.bfloat16, 64, 64, eps, False).key.rows == 32
@@ -278,8 +278,8 @@ def test_warp_groups_get_whole_tiles_of_keys(eps: float) -> None:
 
 @pytest.mark.parametrize(
     ("dim", "eps", "has_extras"),
-    [(64, None, False), (128, 0.5, False), (64, 0.5, True)],
-    ids=["learned", "wide", "extras"],
+    [(128, None, False), (128, 0.5, False), (64, 0.5, True)],
+    ids=["wide-learned", "wide", "extras"],
 )
 def test_other_cases_have_one_plan_for_every_gpu(
     dim: int, eps: float | None, has_extras: bool

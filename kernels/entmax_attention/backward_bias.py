@@ -221,11 +221,12 @@ def _entmax_attention_backward_bias_kernel(
                 scores += tile_bias(bias_ptr, rows_ptr, offs_m, num_queries, offs_n, num_keys, ACC)
                 visible = (offs_n[None, :] >= first[:, None]) & (offs_n[None, :] < end[:, None])
                 scores = tl.where(visible, scores, float("-inf"))
+                QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
                 grad_weights = tl.dot(grad, tl.trans(value), input_precision="ieee", out_dtype=ACC)
                 at_row = batch_head * num_queries + offs_m
                 threshold = tl.load(threshold_ptr + at_row, mask=mask_m, other=float("inf"))
                 delta = tl.load(delta_ptr + at_row, mask=mask_m, other=0.0)
-                _, _, slopes, centred = tile_gradient(
+                _, slopes, centred, _ = tile_gradient(
                     scores,
                     grad_weights,
                     threshold[:, None],
@@ -236,7 +237,9 @@ def _entmax_attention_backward_bias_kernel(
                     keep_scale,
                     eps,
                     EPS,
+                    QUICK,
                     HAS_DROPOUT,
+                    False,
                 )
                 total += slopes * centred
 

@@ -36,6 +36,7 @@ SHIPPED: tuple[tuple[str, int, float | None, bool], ...] = (
     ("bf16", 64, 1.0, False),
     ("bf16", 128, 0.5, False),
     ("fp16", 64, None, False),
+    ("fp16", 40, None, False),
     ("fp16", 40, 0.5, True),
     ("fp16", 40, 0.5, False),
     ("fp32", 64, 0.5, False),
@@ -57,7 +58,7 @@ def warp_group_cases() -> list[CompileCase]:
         _case(name, dtype, dim, eps, False, has_warp_groups=True)
         for name in ("query", "key")
         for dtype, dim in (("bf16", 64), ("fp16", 40))
-        for eps in (0.0, 0.5, 1.0)
+        for eps in (None, 0.0, 0.5, 1.0)
     ]
 
 

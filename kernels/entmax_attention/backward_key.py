@@ -11,11 +11,10 @@ from sparseformer.kernels.entmax_attention.backward_plans import Plan
 from sparseformer.kernels.entmax_attention.backward_problem import Problem, named_strides
 from sparseformer.kernels.entmax_attention.tile_lists import list_active_tiles
 from sparseformer.kernels.entmax_attention.tiles import (
-    hidden_scores,
     load_rows,
     store_rows,
-    tile_bias,
     tile_gradient,
+    tile_scores,
 )
 
 
@@ -137,6 +136,7 @@ def _entmax_attention_backward_key_kernel(
     live_start, live_end = tl.load(spans_ptr + 2), tl.load(spans_ptr + 3)
     key_ptr += batch * stride_kb + key_head * stride_kh
     key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
+    QUICK: tl.constexpr = key.dtype.primitive_bitwidth == 16
     value_ptr += batch * stride_vb + key_head * stride_vh
     value = load_rows(value_ptr, offs_n, mask_n, stride_vl, stride_vd, VALUE_DIM, BLOCK_V)
 
@@ -172,20 +172,30 @@ def _entmax_attention_backward_key_kernel(
             entry = 0
             if HAS_DROPOUT:
                 entry = (at_row * num_keys)[:, None]
-            scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=ACC) * scale
+            head_bias_ptr = bias_ptr
             if HAS_BIAS:
                 head_bias_ptr = bias_ptr + head * (num_queries + num_keys - 1)
-                scores += tile_bias(
-                    head_bias_ptr, rows_ptr, offs_m, num_queries, offs_n, num_keys, ACC
-                )
             common_start = tl.load(common_ptr + 2 * query_block)
             common_end = tl.load(common_ptr + 2 * query_block + 1)
             needs_mask = (start_n < common_start) | (start_n + BLOCK_N > common_end)
-            scores = hidden_scores(scores, needs_mask, rows_ptr, offs_m, num_queries, offs_n)
+            scores = tile_scores(
+                query,
+                key,
+                scale,
+                head_bias_ptr,
+                rows_ptr,
+                offs_m,
+                num_queries,
+                offs_n,
+                num_keys,
+                needs_mask,
+                HAS_BIAS,
+                ACC,
+            )
             grad_weights = scores
             if WANT_KEY:
                 grad_weights = tl.dot(grad, tl.trans(value), input_precision="ieee", out_dtype=ACC)
-            _, weights, slopes, centred = tile_gradient(
+            weights, slopes, centred, _ = tile_gradient(
                 scores,
                 grad_weights,
                 threshold[:, None],
@@ -196,7 +206,9 @@ def _entmax_attention_backward_key_kernel(
                 keep_scale,
                 eps,
                 EPS,
+                QUICK,
                 HAS_DROPOUT,
+                False,
             )
             if WANT_VALUE:
                 grad_value = tl.dot(

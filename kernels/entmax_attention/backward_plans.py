@@ -47,7 +47,7 @@ def plans_for(
         dtype: of query, key and value.
         dim: D.
         value_dim: Dv.
-        eps: alpha - 1 where its powers are short, else None.
+        eps: alpha - 1 where it is one of SHORT_EPS, else None.
         has_extras: whether there is a relative bias or dropout, whose indices take registers.
         has_warp_groups: of multiplies_by_warp_groups; else the plans fit any GPU.
     """
@@ -56,11 +56,11 @@ def plans_for(
         return _WIDE_TYPES[width]
     if has_extras:
         return _WITH_EXTRAS[width]
-    if eps is None or width > 64:
+    if width > 64:
         return _PLAIN[width]
     if not has_warp_groups:
-        return _SHORT_POWERS
-    return _SOFTMAX_BY_GROUPS if eps == 0.0 else _SHORT_POWERS_BY_GROUPS
+        return _NARROW
+    return _NARROW_SOFTMAX_BY_GROUPS if eps == 0.0 else _NARROW_BY_GROUPS
 
 
 @cache
@@ -90,23 +90,22 @@ def _plans(*settings: tuple[int, int, int]) -> Plans:
 
 # By the larger width; a bias always counts as an extra, so its plan here is never read.
 _PLAIN = {
-    64: _plans((32, 4, 2), (32, 4, 2), (32, 8, 2)),
-    128: _plans((32, 4, 1), (32, 8, 2), (16, 8, 2)),
+    128: _plans((32, 4, 2), (32, 4, 2), (16, 8, 2)),
     256: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),
 }
 # All keys of a tile, so that its queries are read once, by half of the queries.
-_SHORT_POWERS = _PLAIN[64]._replace(key=Plan(64, Launch(4), rows=32))
+_NARROW = Plans(Plan(32, Launch(4)), Plan(64, Launch(4), rows=32), Plan(32, Launch(8)))
 # Whole tiles, whose operands are read from shared memory half as often; elsewhere they would spill.
-_SHORT_POWERS_BY_GROUPS = _PLAIN[64]._replace(query=Plan(64, Launch(4)), key=Plan(64, Launch(4)))
-_SOFTMAX_BY_GROUPS = _PLAIN[64]._replace(key=Plan(64, Launch(4)))
+_NARROW_BY_GROUPS = _NARROW._replace(query=Plan(64, Launch(4)), key=Plan(64, Launch(4)))
+_NARROW_SOFTMAX_BY_GROUPS = _NARROW._replace(key=Plan(64, Launch(4)))
 _WITH_EXTRAS = {
-    64: _plans((32, 4, 2), (16, 4, 2), (32, 8, 2)),
+    64: _plans((32, 4, 2), (32, 4, 2), (32, 8, 2)),
     128: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),
     256: _plans((16, 8, 2), (16, 8, 2), (16, 8, 2)),
 }
 # fp32 has no tensor cores here; more warps share its products instead.
 _WIDE_TYPES = {
-    64: _plans((16, 8, 1), (16, 4, 1), (32, 4, 1)),
+    64: _plans((16, 8, 1), (16, 4, 1), (32, 4, 1))._replace(query=Plan(16, RoomyLaunch(8, 1))),
     128: _plans((16, 4, 1), (16, 4, 1), (16, 4, 1)),
     256: _plans((16, 16, 1), (16, 16, 1), (16, 8, 1))._replace(query=Plan(16, RoomyLaunch(16, 1))),
 }

@@ -6,16 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseformer.kernels.common.launch import cdiv
-from sparseformer.kernels.entmax.device import MIN_EPS, alpha_term
+from sparseformer.kernels.entmax.device import MIN_EPS
 from sparseformer.kernels.entmax_attention.backward_plans import Plan
 from sparseformer.kernels.entmax_attention.backward_problem import Problem, named_strides
 from sparseformer.kernels.entmax_attention.tile_lists import list_active_tiles
 from sparseformer.kernels.entmax_attention.tiles import (
-    hidden_scores,
     load_rows,
     store_rows,
-    tile_bias,
     tile_gradient,
+    tile_scores,
 )
 
 
@@ -151,6 +150,7 @@ def _entmax_attention_backward_query_kernel(
     query = load_rows(query_ptr, offs_m, mask_m, stride_ql, stride_qd, DIM, BLOCK_D)
     grad_output_ptr += batch * stride_gb + head * stride_gh
     grad = load_rows(grad_output_ptr, offs_m, mask_m, stride_gl, stride_gd, VALUE_DIM, BLOCK_V)
+    QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
     key_ptr += batch * stride_kb + key_head * stride_kh
     value_ptr += batch * stride_vb + key_head * stride_vh
 
@@ -167,13 +167,23 @@ def _entmax_attention_backward_query_kernel(
         mask_n = (offs_n >= key_start) & (offs_n < key_end)
         key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
         value = load_rows(value_ptr, offs_n, mask_n, stride_vl, stride_vd, VALUE_DIM, BLOCK_V)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=ACC) * scale
-        if HAS_BIAS:
-            scores += tile_bias(bias_ptr, rows_ptr, offs_m, num_queries, offs_n, num_keys, ACC)
         needs_mask = (start_n < common_start) | (start_n + BLOCK_N > common_end)
-        scores = hidden_scores(scores, needs_mask, rows_ptr, offs_m, num_queries, offs_n)
+        scores = tile_scores(
+            query,
+            key,
+            scale,
+            bias_ptr,
+            rows_ptr,
+            offs_m,
+            num_queries,
+            offs_n,
+            num_keys,
+            needs_mask,
+            HAS_BIAS,
+            ACC,
+        )
         grad_weights = tl.dot(grad, tl.trans(value), input_precision="ieee", out_dtype=ACC)
-        probs, _, slopes, centred = tile_gradient(
+        _, slopes, centred, term = tile_gradient(
             scores,
             grad_weights,
             threshold[:, None],
@@ -184,7 +194,9 @@ def _entmax_attention_backward_query_kernel(
             keep_scale,
             eps,
             EPS,
+            QUICK,
             HAS_DROPOUT,
+            WANT_ALPHA,
         )
         grad_scores = slopes * centred
         if WANT_QUERY:
@@ -192,7 +204,6 @@ def _entmax_attention_backward_query_kernel(
                 grad_scores.to(key.dtype), key, grad_query, input_precision="ieee", out_dtype=ACC
             )
         if WANT_ALPHA:
-            term = alpha_term(probs, slopes, eps, EPS)
             alpha_sum += tl.sum(term * centred, 1)
             term_sum += tl.sum(term, 1)
             slope_sum += tl.sum(slopes, 1)
@@ -213,4 +224,5 @@ def _entmax_attention_backward_query_kernel(
     if WANT_ALPHA:
         # The dS of a row sum to 0, so their sum tells by how much rounding moved delta.
         moved = residue / tl.where(slope_sum > 0.0, slope_sum, 1.0)
-        tl.store(grad_alpha_ptr + program, tl.sum(alpha_sum - moved * term_sum, 0))
+        total = tl.sum(alpha_sum - moved * term_sum, 0)
+        tl.store(grad_alpha_ptr + program, total / (eps * eps))

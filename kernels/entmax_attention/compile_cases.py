@@ -39,6 +39,8 @@ SHIPPED: tuple[tuple[str, int, float | None, bool, bool], ...] = (
     ),
     ("fp16", 64, None, False, False),
     ("bf16", 64, 1.0, False, False),
+    ("bf16", 64, None, False, True),
+    ("bf16", 64, 0.5, False, True),
     ("bf16", 64, None, True, True),
     ("bf16", 128, None, True, True),
     ("fp32", 64, None, True, True),
@@ -65,12 +67,6 @@ def compile_cases() -> list[CompileCase]:
     return [*forward_cases(), *backward.backward_cases()]
 
 
-def warp_group_cases() -> list[CompileCase]:
-    """Return what ships instead for GPUs that multiply by warp groups, sm_90 and sm_100."""
-    sketches = [_entmax_cases(dtype, 64, 0.5, False, False, True)[0] for dtype in ("bf16", "fp16")]
-    return [*sketches, *backward.warp_group_cases()]
-
-
 def forward_cases() -> list[CompileCase]:
     """Return every kernel of the forward pass."""
     cases = [case for shipped in SHIPPED for case in _entmax_cases(*shipped)]
@@ -86,14 +82,13 @@ def _entmax_cases(
     eps: float | None,
     has_bias: bool,
     has_dropout: bool,
-    has_warp_groups: bool = False,
 ) -> list[CompileCase]:
     blocks = blocks_for(DTYPES[dtype], dim, dim)
     options = _constants(dim, eps, has_bias, has_dropout)
     label = f"{dtype} D={dim} eps={eps}" + " bias" * has_bias + " dropout" * has_dropout
-    span = max_span(DTYPES[dtype], dim, eps, has_bias)
+    span = max_span(DTYPES[dtype], dim, has_bias or has_dropout)
     kept, dropped = (
-        plan_for(DTYPES[dtype], dim, eps, keep, has_bias, has_warp_groups) for keep in (True, False)
+        plan_for(DTYPES[dtype], dim, eps, keep, has_bias, has_dropout) for keep in (True, False)
     )
     tile = {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys}
     sketch = {**options, **tile, "DEPTH": kept.depth}
@@ -110,15 +105,14 @@ def _entmax_cases(
             one_tile_launch(span, blocks, eps),
         ),
     ]
-    kind = " by warp groups" * has_warp_groups
-    return [_case(f"forward {name}{kind} {label}", dtype, *rest) for name, *rest in rows]
+    return [_case(f"forward {name} {label}", dtype, *rest) for name, *rest in rows]
 
 
 def _softmax_case(dtype: str, dim: int) -> CompileCase:
     blocks = blocks_for(DTYPES[dtype], dim, dim)
     constants = _constants(dim, 0.0, False, False)
     constants |= {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "KEEP": True}
-    launch = plan_for(DTYPES[dtype], dim, 0.0, True, False).launch
+    launch = plan_for(DTYPES[dtype], dim, 0.0, True, False, False).launch
     name = f"forward softmax {dtype} D={dim}"
     return _case(name, dtype, _softmax_attention_forward_kernel, constants, launch)
 

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from sparseformer.kernels.entmax.device import MIN_EPS, newton_step, powers
-from sparseformer.kernels.entmax_attention.forward_device import tile_scores
 from sparseformer.kernels.entmax_attention.sketch import (
     MAX_SOLVE_STEPS,
     dropped_mass,
@@ -68,13 +67,13 @@ def _entmax_attention_decode_scores_kernel(
     )
     key_ptr += batch * stride_kb + key_head * stride_kh
     key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-    base = first
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=ACC) * scale
+    visible = (offs_n[None, :] >= first[:, None]) & (offs_n[None, :] < end[:, None])
     if HAS_BIAS:
         base = tl.load(rows_ptr + 2 * num_queries + offs_m, mask=in_range, other=0)
         base = base + head * (num_queries + num_keys - 1)
-    scores = tile_scores(
-        query, key, scale, bias_ptr, first, end, base, offs_n, False, HAS_BIAS, ACC
-    )
+        scores += tl.load(bias_ptr + base[:, None] + offs_n[None, :], mask=visible, other=0.0)
+    scores = tl.where(visible, scores, float("-inf"))
     at = (batch_key_head * group * num_queries + rows)[:, None] * num_keys + offs_n[None, :]
     tl.store(scores_ptr + at, scores, mask=in_range[:, None] & (offs_n < num_keys)[None, :])
 
@@ -117,12 +116,13 @@ def _entmax_attention_decode_threshold_kernel(
         MAX_SOLVE_STEPS,
         ROUNDING,
         EPS,
+        False,
         DEPTH,
     )
     # Any is too much here: only whether it is 0 counts.
-    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, float("inf"), EPS, DEPTH)
-    refine = tl.max(tl.where(has_keys, dropped, 0.0) > 0.0, 0)
-    while refine:
+    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, float("inf"), EPS, False, DEPTH)
+    refine = tl.max((has_keys & (dropped > 0.0)).to(tl.int32), 0)
+    while refine != 0:
         mass = tl.zeros([1], ACC)
         slope = tl.zeros([1], ACC)
         for start in range(0, num_keys, LANES):
@@ -134,7 +134,7 @@ def _entmax_attention_decode_threshold_kernel(
         # Climbing ends in rounding, where a step may go down.
         step = tl.maximum(newton_step(mass, slope, eps, EPS), 0.0)
         threshold += step
-        refine = tl.max(step > ROUNDING * (1.0 + tl.abs(threshold)), 0)
+        refine = tl.max((step > ROUNDING * (1.0 + tl.abs(threshold))).to(tl.int32), 0)
     threshold = tl.where(has_keys, threshold, float("inf"))
     tl.store(threshold_ptr + row + tl.arange(0, 1), threshold)
 

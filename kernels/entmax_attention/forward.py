@@ -44,7 +44,7 @@ def attention_forward(
     problem = forward_problem(arguments)
     output = empty_output(arguments, problem.query.dtype)
     saved = saved._replace(direction=kernel_input(saved.direction))
-    span = one_tile_span(arguments, blocks, problem.eps)
+    span = one_tile_span(arguments, blocks)
     decode = None if keep else decode_blocks(arguments)
     rounding = rounding_of(problem.dtype)
     case = (*launch_case(arguments), keep)

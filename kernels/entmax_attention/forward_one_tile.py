@@ -5,18 +5,23 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseformer.kernels.common.launch import Launch
-from sparseformer.kernels.entmax.device import MIN_EPS, newton_step, powers
+from sparseformer.kernels.entmax.device import MIN_EPS, newton_step
 from sparseformer.kernels.entmax_attention.arguments import Saved
 from sparseformer.kernels.entmax_attention.backward_problem import named_strides
 from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.forward_device import (
     key_spans,
     load_bounds,
-    tile_scores,
 )
 from sparseformer.kernels.entmax_attention.forward_problem import Problem
+from sparseformer.kernels.entmax_attention.powers import tile_powers
 from sparseformer.kernels.entmax_attention.sketch import MAX_SOLVE_STEPS, solve_on_sketch
-from sparseformer.kernels.entmax_attention.tiles import dropout_keep, load_rows, store_rows
+from sparseformer.kernels.entmax_attention.tiles import (
+    dropout_keep,
+    load_rows,
+    store_rows,
+    tile_scores,
+)
 
 
 def one_tile_output(
@@ -120,7 +125,7 @@ def _entmax_attention_one_tile_kernel(
     block = (program % blocks).to(tl.int32)
     offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ptr += batch * bounds_step * 3 * num_queries
-    first, end, bias_base = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
+    first, end = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
     low, _, all_low, all_high = key_spans(first, end, num_keys)
     first_tile = low // TILE_KEYS
     start_n = first_tile * TILE_KEYS
@@ -131,6 +136,7 @@ def _entmax_attention_one_tile_kernel(
 
     query_ptr += batch * stride_qb + head * stride_qh
     query = load_rows(query_ptr, offs_m, first < end, stride_ql, stride_qd, DIM, BLOCK_D)
+    QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
     key_ptr += batch * stride_kb + head // group * stride_kh
     key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
     if HAS_BIAS:
@@ -138,9 +144,20 @@ def _entmax_attention_one_tile_kernel(
     eps = 0.0
     if EPS is None:
         eps = tl.maximum(tl.load(alpha_ptr + head) - 1.0, MIN_EPS)
-    is_whole = (start_n >= all_low) & (start_n + BLOCK_N <= all_high)
+    needs_mask = (start_n < all_low) | (start_n + BLOCK_N > all_high)
     scores = tile_scores(
-        query, key, scale, bias_ptr, first, end, bias_base, offs_n, is_whole, HAS_BIAS, ACC
+        query,
+        key,
+        scale,
+        bias_ptr,
+        rows_ptr,
+        offs_m,
+        num_queries,
+        offs_n,
+        num_keys,
+        needs_mask,
+        HAS_BIAS,
+        ACC,
     )
     peak = tl.max(scores, 1)
     has_keys = peak > float("-inf")
@@ -155,9 +172,10 @@ def _entmax_attention_one_tile_kernel(
         MAX_SOLVE_STEPS,
         ROUNDING,
         EPS,
+        QUICK,
         1,
     )
-    probs, slopes = powers(scores - threshold[:, None], eps, EPS)
+    probs, slopes = tile_powers(scores - threshold[:, None], eps, EPS, QUICK)
     mass, slope = tl.sum(probs, 1), tl.sum(slopes, 1)
     step = newton_step(mass, slope, eps, EPS)
     in_range = offs_m < num_queries

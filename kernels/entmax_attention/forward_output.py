@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseformer.kernels.entmax.device import MIN_EPS, newton_step, powers
+from sparseformer.kernels.entmax.device import MIN_EPS, newton_step
 from sparseformer.kernels.entmax_attention.arguments import Saved
 from sparseformer.kernels.entmax_attention.backward_problem import named_strides
 from sparseformer.kernels.entmax_attention.blocks import Blocks
@@ -12,11 +12,16 @@ from sparseformer.kernels.entmax_attention.forward_device import (
     key_spans,
     load_bounds,
     lowest_bit,
-    tile_scores,
 )
 from sparseformer.kernels.entmax_attention.forward_problem import Problem, State
 from sparseformer.kernels.entmax_attention.launch_table import Plan
-from sparseformer.kernels.entmax_attention.tiles import dropout_keep, load_rows, store_rows
+from sparseformer.kernels.entmax_attention.powers import tile_powers
+from sparseformer.kernels.entmax_attention.tiles import (
+    dropout_keep,
+    load_rows,
+    store_rows,
+    tile_scores,
+)
 
 
 def refine_and_output(
@@ -113,7 +118,7 @@ def _entmax_attention_output_kernel(
     block = blocks - 1 - (program % blocks).to(tl.int32)
     offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ptr += batch * bounds_step * 3 * num_queries
-    first, end, bias_base = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
+    first, end = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
     low, high, all_low, all_high = key_spans(first, end, num_keys)
     first_word, last_word = low // BLOCK_N // 32, tl.cdiv(tl.cdiv(high, BLOCK_N), 32)
     # A key outside of the batch row's span is padding and may hold anything.
@@ -122,6 +127,7 @@ def _entmax_attention_output_kernel(
 
     query_ptr += batch * stride_qb + head * stride_qh
     query = load_rows(query_ptr, offs_m, first < end, stride_ql, stride_qd, DIM, BLOCK_D)
+    QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
     key_ptr += batch * stride_kb + head // group * stride_kh
     value_ptr += batch * stride_vb + head // group * stride_vh
     if HAS_BIAS:
@@ -154,21 +160,22 @@ def _entmax_attention_output_kernel(
                 offs_n = start_n + tl.arange(0, BLOCK_N)
                 mask_n = (offs_n >= key_start) & (offs_n < key_end)
                 key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-                is_whole = (start_n >= all_low) & (start_n + BLOCK_N <= all_high)
+                needs_mask = (start_n < all_low) | (start_n + BLOCK_N > all_high)
                 scores = tile_scores(
                     query,
                     key,
                     scale,
                     bias_ptr,
-                    first,
-                    end,
-                    bias_base,
+                    rows_ptr,
+                    offs_m,
+                    num_queries,
                     offs_n,
-                    is_whole,
+                    num_keys,
+                    needs_mask,
                     HAS_BIAS,
                     ACC,
                 )
-                probs, slopes = powers(scores - threshold[:, None], eps, EPS)
+                probs, slopes = tile_powers(scores - threshold[:, None], eps, EPS, QUICK)
                 tile_mass = tl.sum(probs, 1)
                 mass += tile_mass
                 slope += tl.sum(slopes, 1)
@@ -206,21 +213,22 @@ def _entmax_attention_output_kernel(
                 offs_n = start_n + tl.arange(0, BLOCK_N)
                 mask_n = (offs_n >= key_start) & (offs_n < key_end)
                 key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-                is_whole = (start_n >= all_low) & (start_n + BLOCK_N <= all_high)
+                needs_mask = (start_n < all_low) | (start_n + BLOCK_N > all_high)
                 scores = tile_scores(
                     query,
                     key,
                     scale,
                     bias_ptr,
-                    first,
-                    end,
-                    bias_base,
+                    rows_ptr,
+                    offs_m,
+                    num_queries,
                     offs_n,
-                    is_whole,
+                    num_keys,
+                    needs_mask,
                     HAS_BIAS,
                     ACC,
                 )
-                probs, slopes = powers(scores - threshold[:, None], eps, EPS)
+                probs, slopes = tile_powers(scores - threshold[:, None], eps, EPS, QUICK)
                 tile_mass = tl.sum(probs, 1)
                 word = word | (keeps_bit << bit)
                 if tl.max(tile_mass, 0) > 0.0:

@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from sparseformer.kernels.common.launch import cdiv, kernel_input, multiplies_by_warp_groups
+from sparseformer.kernels.common.launch import cdiv, kernel_input
 from sparseformer.kernels.entmax_attention.arguments import Arguments
 from sparseformer.kernels.entmax_attention.backward_problem import named_strides, split_alpha
 from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
@@ -72,9 +72,8 @@ class Problem:
     def plan(self, keep: bool) -> Plan:
         """Return the settings of the two passes."""
         width = max(self.query.shape[3], self.value.shape[3])
-        # Triton's interpreter has registers enough.
-        is_roomy = multiplies_by_warp_groups(self.query.device) or not self.query.is_cuda
-        return plan_for(self.dtype, width, self.eps, keep, self.bias is not None, is_roomy)
+        options = (self.bias is not None, self.seed is not None)
+        return plan_for(self.dtype, width, self.eps, keep, *options)
 
     def pointers(self) -> dict[str, Tensor | None]:
         """Return the tensors that are read, as arguments of a kernel."""

@@ -8,7 +8,6 @@ from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.forward_device import (
     key_spans,
     load_bounds,
-    tile_scores,
 )
 from sparseformer.kernels.entmax_attention.forward_problem import Problem, State
 from sparseformer.kernels.entmax_attention.launch_table import Plan
@@ -23,7 +22,7 @@ from sparseformer.kernels.entmax_attention.sketch import (
     sums_of,
     support_size,
 )
-from sparseformer.kernels.entmax_attention.tiles import load_rows
+from sparseformer.kernels.entmax_attention.tiles import load_rows, tile_scores
 
 # With this share of the first keys in the support, a sketch won't hold that of the whole row.
 WIDE: tl.constexpr = tl.constexpr(0.25)
@@ -101,7 +100,7 @@ def _entmax_attention_sketch_kernel(
     block = blocks - 1 - (program % blocks).to(tl.int32)
     offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ptr += batch * bounds_step * 3 * num_queries
-    first, end, bias_base = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
+    first, end = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
     low, high, all_low, all_high = key_spans(first, end, num_keys)
     first_tile, last_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     # A key outside of the batch row's span is padding and may hold anything.
@@ -110,6 +109,7 @@ def _entmax_attention_sketch_kernel(
 
     query_ptr += batch * stride_qb + head * stride_qh
     query = load_rows(query_ptr, offs_m, first < end, stride_ql, stride_qd, DIM, BLOCK_D)
+    QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
     key_ptr += batch * stride_kb + head // group * stride_kh
     if HAS_BIAS:
         bias_ptr += head * (num_queries + num_keys - 1)
@@ -123,8 +123,9 @@ def _entmax_attention_sketch_kernel(
     num_words = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), 32)
     words_ptr += at_block * num_words
 
-    peak = tl.full([BLOCK_M], float("-inf"), ACC)
-    threshold = peak
+    # A lower bound of t; -inf as long as no key was seen.
+    threshold = tl.full([BLOCK_M], float("-inf"), ACC)
+    peak = threshold
     top1 = tl.full([BLOCK_M, BLOCK_N], float("-inf"), ACC)
     top2, top3, top4 = top1, top1, top1
     # From the diagonal down, then around: near keys often score highest, and the sooner t is high
@@ -133,9 +134,8 @@ def _entmax_attention_sketch_kernel(
     n = tl.maximum(tl.minimum(diagonal | 31, last_tile - 1), first_tile)
     word = 0
     # Of the keys seen at an estimate of t, which is taken where the support is wide.
-    estimate, mass, slope, bend, doubt = peak, peak, peak, peak, peak
-    cap = peak
-    is_wide = 0
+    estimate, mass, slope, bend = threshold, threshold, threshold, threshold
+    doubt, is_wide = 0.0, 0
     # Tiles until t is solved for the first time: the sketch holds all of them.
     chunk = DEPTH + 0
     tile = first_tile
@@ -145,29 +145,45 @@ def _entmax_attention_sketch_kernel(
             offs_n = n * BLOCK_N + tl.arange(0, BLOCK_N)
             mask_n = (offs_n >= key_start) & (offs_n < key_end)
             key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-            is_whole = (n * BLOCK_N >= all_low) & (n * BLOCK_N + BLOCK_N <= all_high)
+            needs_mask = (n * BLOCK_N < all_low) | (n * BLOCK_N + BLOCK_N > all_high)
             scores = tile_scores(
-                query, key, scale, bias_ptr, first, end, bias_base, offs_n, is_whole, HAS_BIAS, ACC
+                query,
+                key,
+                scale,
+                bias_ptr,
+                rows_ptr,
+                offs_m,
+                num_queries,
+                offs_n,
+                num_keys,
+                needs_mask,
+                HAS_BIAS,
+                ACC,
             )
             row_max = tl.max(scores, 1)
-            peak = tl.maximum(peak, row_max)
             # t is at least the row's maximum, and a key of the support lies above t - 1 / eps.
-            may_hold = row_max > tl.maximum(threshold, peak) - reach
+            threshold = tl.maximum(threshold, row_max)
+            if EPS is None:
+                peak = tl.maximum(peak, row_max)
+            may_hold = row_max > threshold - reach
             flag = tl.max(may_hold.to(tl.int32), 0)
             word = tl.where((n % 32 == 31) | (n == last_tile - 1), 0, word) | (flag << (n % 32))
             tl.store(words_ptr + n // 32, word)
             top1, top2, top3, top4 = sketch_insert(scores, top1, top2, top3, top4, DEPTH)
             if is_wide != 0:
-                masses, slopes, bends = sums_of(scores - estimate[:, None], cap, eps, EPS)
+                cap = largest_bend(_largest_score(peak, top1, EPS), estimate, reach)
+                masses, slopes, bends = sums_of(scores - estimate[:, None], cap, eps, EPS, QUICK)
                 mass += masses
                 slope += slopes
                 bend += bends
             n = tl.where(n == first_tile, last_tile - 1, n - 1)
-        at_least = tl.maximum(threshold, peak)
-        at_least = tl.where(peak > float("-inf"), at_least, 0.0)
+        has_keys = threshold > float("-inf")
+        at_least = tl.where(has_keys, threshold, 0.0)
         steps = tl.where(stop < last_tile, 2, MAX_SOLVE_STEPS)
-        solved = solve_on_sketch(at_least, top1, top2, top3, top4, eps, steps, ROUNDING, EPS, DEPTH)
-        threshold = tl.where(peak > float("-inf"), solved, float("-inf"))
+        solved = solve_on_sketch(
+            at_least, top1, top2, top3, top4, eps, steps, ROUNDING, EPS, QUICK, DEPTH
+        )
+        threshold = tl.where(has_keys, solved, float("-inf"))
         weight = (last_tile - first_tile).to(ACC) / (stop - first_tile).to(ACC)
         # Sparsemax has narrow supports, and too rough a border for an estimate.
         if (tile == first_tile) & (stop < last_tile) & (EPS != 1.0):
@@ -175,31 +191,31 @@ def _entmax_attention_sketch_kernel(
             is_wide = (tl.max(support, 0) > WIDE * DEPTH * BLOCK_N).to(tl.int32)
             if is_wide != 0:
                 estimate = solve_on_sketch(
-                    solved, top1, top2, top3, top4, eps, 4, ROUNDING, EPS, DEPTH, weight
+                    solved, top1, top2, top3, top4, eps, 4, ROUNDING, EPS, QUICK, DEPTH, weight
                 )
-                cap = largest_bend(peak, estimate, reach)
+                cap = largest_bend(_largest_score(peak, top1, EPS), estimate, reach)
                 mass, slope, bend = sketch_sums(
-                    estimate, cap, top1, top2, top3, top4, eps, EPS, DEPTH
+                    estimate, cap, top1, top2, top3, top4, eps, EPS, QUICK, DEPTH
                 )
-                doubt = tl.where(peak > float("-inf"), 0.0, float("inf"))
         elif is_wide != 0:
             step, slope, more = move_estimate(mass, slope, bend, weight, eps, EPS)
             estimate += step
-            cap = largest_bend(peak, estimate, reach)
             mass = tl.full([BLOCK_M], 1.0, ACC) / weight
-            doubt += more
+            doubt += tl.max(tl.where(has_keys, more, 0.0), 0)
         tile = stop
         chunk = chunk * tl.where(is_wide != 0, 2, 4)
     # A row without keys: every score minus t is -inf.
-    threshold = tl.where(peak > float("-inf"), threshold, float("inf"))
-    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, reach, EPS, DEPTH)
+    has_keys = threshold > float("-inf")
+    threshold = tl.where(has_keys, threshold, float("inf"))
+    dropped = dropped_mass(threshold, top1, top2, top3, top4, eps, reach, EPS, QUICK, DEPTH)
     state = 0
     if is_wide != 0:
-        is_better = (doubt < dropped) & (doubt < MAX_DOUBT)
+        doubts = tl.where(has_keys, doubt, float("inf"))
+        is_better = (doubts < dropped) & (doubts < MAX_DOUBT)
         # The largest score stays inside the support, so that a step from there can't get lost.
-        estimate = tl.minimum(estimate, peak + reach * (1.0 - 2.0**-12))
+        estimate = tl.minimum(estimate, _largest_score(peak, top1, EPS) + reach * (1.0 - 2.0**-12))
         threshold = tl.where(is_better, estimate, threshold)
-        dropped = tl.where(is_better, doubt, dropped)
+        dropped = tl.where(is_better, doubts, dropped)
         state = 2 * tl.max(is_better.to(tl.int32), 0)
     state += tl.max((dropped > DOUBT).to(tl.int32), 0)
     tl.store(refine_ptr + at_block, state)
@@ -209,3 +225,13 @@ def _entmax_attention_sketch_kernel(
         tl.store(words_ptr + w, 0)
     for w in range(tl.cdiv(last_tile, 32), num_words):
         tl.store(words_ptr + w, 0)
+
+
+@triton.jit
+def _largest_score(peak, top1, EPS: tl.constexpr):
+    """Return that of each row: carried, or read off the sketch; so neither spills registers."""
+    if EPS is None:
+        largest = peak
+    else:
+        largest = tl.max(top1, 1)
+    return largest

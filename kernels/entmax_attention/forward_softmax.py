@@ -12,10 +12,14 @@ from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.forward_device import (
     key_spans,
     load_bounds,
-    tile_scores,
 )
 from sparseformer.kernels.entmax_attention.forward_problem import Problem
-from sparseformer.kernels.entmax_attention.tiles import dropout_keep, load_rows, store_rows
+from sparseformer.kernels.entmax_attention.tiles import (
+    dropout_keep,
+    load_rows,
+    store_rows,
+    tile_scores,
+)
 
 
 def softmax_output(
@@ -101,7 +105,7 @@ def _softmax_attention_forward_kernel(
     block = blocks - 1 - (program % blocks).to(tl.int32)
     offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ptr += batch * bounds_step * 3 * num_queries
-    first, end, bias_base = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
+    first, end = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
     low, high, all_low, all_high = key_spans(first, end, num_keys)
     first_tile, last_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     # A key outside of the batch row's span is padding and may hold anything.
@@ -124,9 +128,20 @@ def _softmax_attention_forward_kernel(
         offs_n = n * BLOCK_N + tl.arange(0, BLOCK_N)
         mask_n = (offs_n >= key_start) & (offs_n < key_end)
         key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-        is_whole = (n * BLOCK_N >= all_low) & (n * BLOCK_N + BLOCK_N <= all_high)
+        needs_mask = (n * BLOCK_N < all_low) | (n * BLOCK_N + BLOCK_N > all_high)
         scores = tile_scores(
-            query, key, scale, bias_ptr, first, end, bias_base, offs_n, is_whole, HAS_BIAS, ACC
+            query,
+            key,
+            scale,
+            bias_ptr,
+            rows_ptr,
+            offs_m,
+            num_queries,
+            offs_n,
+            num_keys,
+            needs_mask,
+            HAS_BIAS,
+            ACC,
         )
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         # A row that hasn't seen a key yet has no finite score to subtract.

@@ -57,7 +57,7 @@ def plan_for(
     eps: float | None,
     keep: bool,
     has_bias: bool,
-    has_warp_groups: bool = False,
+    has_dropout: bool,
 ) -> Plan:
     """Return the settings of the two passes.
 
@@ -67,18 +67,16 @@ def plan_for(
         eps: alpha - 1, or None if it is a tensor.
         keep: whether a backward pass follows.
         has_bias: whether scores have a relative bias.
-        has_warp_groups: of multiplies_by_warp_groups; else the settings fit any GPU.
+        has_dropout: whether weights are dropped.
     """
     excess = (EXCESS_KEPT if keep else EXCESS)[dtype]
     # Of rows with wide supports the sketch drops about twice what it seems.
     doubt = excess / 2.0
     # Measured by compiling for every supported GPU: none of these spills.
-    if eps is None:
-        is_tight = width <= 128
-    else:
-        is_tight = width <= 64 and dtype.itemsize == 2 and not has_warp_groups
-    depth = (3 if is_tight else 4) - has_bias
-    warps = 8 if eps is None or width > 64 or has_bias else 4
+    is_narrow = width <= 64 and dtype.itemsize <= 2
+    depth = 4 - has_bias * (2 if is_narrow and eps is None else 1)
+    is_large = width > 64 or (eps is None and dtype.itemsize > 2)
+    warps = 8 if is_large or has_bias or has_dropout else 4
     if width > 128 and not keep:
         warps = 4
     return Plan(depth, excess, doubt, RoomyLaunch(8), _launch(warps, eps))
@@ -147,7 +145,7 @@ def rounding_of(dtype: torch.dtype) -> float:
     return 2.0**-50 if dtype == torch.float64 else 2.0**-22
 
 
-def one_tile_span(arguments: Arguments, blocks: Blocks, eps: float | None) -> int | None:
+def one_tile_span(arguments: Arguments, blocks: Blocks) -> int | None:
     """Return the keys of a tile that holds all that a block of queries sees, or None.
 
     A power of 2, so that all of it fits in registers next to the output.
@@ -160,14 +158,14 @@ def one_tile_span(arguments: Arguments, blocks: Blocks, eps: float | None) -> in
         seen = min(num_keys, band)
     span = max(blocks.keys, next_power_of_2(seen))
     width = max(arguments.query.shape[3], arguments.value.shape[3])
-    has_bias = arguments.relative_bias is not None
-    return span if span <= max_span(input_dtype(arguments), width, eps, has_bias) else None
+    has_extras = arguments.relative_bias is not None or arguments.dropout_p > 0.0
+    return span if span <= max_span(input_dtype(arguments), width, has_extras) else None
 
 
-def max_span(dtype: torch.dtype, width: int, eps: float | None, has_bias: bool) -> int:
+def max_span(dtype: torch.dtype, width: int, has_extras: bool) -> int:
     """Return the most keys that a tile of one pass may have, by the registers it takes."""
     if dtype.itemsize <= 2:
-        return 64 if width <= 64 and (eps is None or has_bias) else 128
+        return 64 if width <= 64 and has_extras else 128
     return 64 if width <= 128 else 32
 
 

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from sparseformer.kernels.entmax.device import newton_step, powers
+from sparseformer.kernels.entmax.device import newton_step
+from sparseformer.kernels.entmax_attention.powers import tile_powers
 
 # About 4 to 8 are taken; the limit is for rows that hold NaN.
 MAX_SOLVE_STEPS: tl.constexpr = tl.constexpr(64)
@@ -45,7 +46,16 @@ def support_size(threshold, top1, top2, top3, top4, reach, DEPTH: tl.constexpr):
 
 @triton.jit
 def dropped_mass(
-    threshold, top1, top2, top3, top4, eps, reach, EPS: tl.constexpr, DEPTH: tl.constexpr
+    threshold,
+    top1,
+    top2,
+    top3,
+    top4,
+    eps,
+    reach,
+    EPS: tl.constexpr,
+    QUICK: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
     """Return about the sum of p of each row that the sketch has dropped; 0 if it is exactly 0.
 
@@ -62,8 +72,8 @@ def dropped_mass(
         before, last = top2, top3
     if DEPTH == 4:
         before, last = top3, top4
-    above, _ = powers(before - at, eps, EPS)
-    kept, _ = powers(last - at, eps, EPS)
+    above, _ = tile_powers(before - at, eps, EPS, QUICK)
+    kept, _ = tile_powers(last - at, eps, EPS, QUICK)
     fallen = tl.sum(kept * (kept / tl.where(above > 0.0, above, 1.0)), 1)
     return fallen * tl.minimum(count / (top1.shape[1] * (DEPTH + 1)), 1.0)
 
@@ -79,6 +89,7 @@ def solve_on_sketch(
     max_steps,
     ROUNDING: tl.constexpr,
     EPS: tl.constexpr,
+    QUICK: tl.constexpr,
     DEPTH: tl.constexpr,
     weight=1.0,
 ):
@@ -90,17 +101,17 @@ def solve_on_sketch(
     at = threshold[:, None]
     step = 0
     while step < max_steps:
-        probs, slopes = powers(top1 - at, eps, EPS)
+        probs, slopes = tile_powers(top1 - at, eps, EPS, QUICK)
         if DEPTH >= 2:
-            more, more_slopes = powers(top2 - at, eps, EPS)
+            more, more_slopes = tile_powers(top2 - at, eps, EPS, QUICK)
             probs += more
             slopes += more_slopes
         if DEPTH >= 3:
-            more, more_slopes = powers(top3 - at, eps, EPS)
+            more, more_slopes = tile_powers(top3 - at, eps, EPS, QUICK)
             probs += more
             slopes += more_slopes
         if DEPTH >= 4:
-            more, more_slopes = powers(top4 - at, eps, EPS)
+            more, more_slopes = tile_powers(top4 - at, eps, EPS, QUICK)
             probs += more
             slopes += more_slopes
         move = newton_step(weight * tl.sum(probs, 1), weight * tl.sum(slopes, 1), eps, EPS)
@@ -114,13 +125,13 @@ def solve_on_sketch(
 
 
 @triton.jit
-def sums_of(distance, cap, eps, EPS: tl.constexpr):
+def sums_of(distance, cap, eps, EPS: tl.constexpr, QUICK: tl.constexpr):
     """Return sum p, sum u and sum u / w of each row, whose distances to t are given.
 
     They are Z(t), -Z'(t) and Z''(t) / (1 - eps). 1 / w has no bound at the border of the support,
     but a key there leaves it as soon as t moves; so 1 / w is cut off at `cap`.
     """
-    probs, slopes = powers(distance, eps, EPS)
+    probs, slopes = tile_powers(distance, eps, EPS, QUICK)
     if EPS == 0.5:
         bends = tl.where(slopes > 0.0, 1.0, 0.0)
     else:
@@ -131,19 +142,28 @@ def sums_of(distance, cap, eps, EPS: tl.constexpr):
 
 @triton.jit
 def sketch_sums(
-    threshold, cap, top1, top2, top3, top4, eps, EPS: tl.constexpr, DEPTH: tl.constexpr
+    threshold,
+    cap,
+    top1,
+    top2,
+    top3,
+    top4,
+    eps,
+    EPS: tl.constexpr,
+    QUICK: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
     """Return sums_of the kept scores of each row at t."""
     at = threshold[:, None]
-    mass, slope, bend = sums_of(top1 - at, cap, eps, EPS)
+    mass, slope, bend = sums_of(top1 - at, cap, eps, EPS, QUICK)
     if DEPTH >= 2:
-        masses, slopes, bends = sums_of(top2 - at, cap, eps, EPS)
+        masses, slopes, bends = sums_of(top2 - at, cap, eps, EPS, QUICK)
         mass, slope, bend = mass + masses, slope + slopes, bend + bends
     if DEPTH >= 3:
-        masses, slopes, bends = sums_of(top3 - at, cap, eps, EPS)
+        masses, slopes, bends = sums_of(top3 - at, cap, eps, EPS, QUICK)
         mass, slope, bend = mass + masses, slope + slopes, bend + bends
     if DEPTH >= 4:
-        masses, slopes, bends = sums_of(top4 - at, cap, eps, EPS)
+        masses, slopes, bends = sums_of(top4 - at, cap, eps, EPS, QUICK)
         mass, slope, bend = mass + masses, slope + slopes, bend + bends
     return mass, slope, bend
 

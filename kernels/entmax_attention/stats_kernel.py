@@ -6,18 +6,18 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseformer.kernels.common.launch import Launch, cdiv
-from sparseformer.kernels.entmax.device import LN_2, MIN_EPS, powers
+from sparseformer.kernels.entmax.device import LN_2, MIN_EPS
 from sparseformer.kernels.entmax_attention.arguments import Arguments
 from sparseformer.kernels.entmax_attention.blocks import Blocks
 from sparseformer.kernels.entmax_attention.forward_device import (
     key_spans,
     load_bounds,
-    tile_scores,
 )
 from sparseformer.kernels.entmax_attention.forward_problem import Problem, forward_problem
+from sparseformer.kernels.entmax_attention.powers import tile_powers
 from sparseformer.kernels.entmax_attention.saved import tile_blocks
 from sparseformer.kernels.entmax_attention.stats import TILE, AttentionStats, shares
-from sparseformer.kernels.entmax_attention.tiles import load_rows
+from sparseformer.kernels.entmax_attention.tiles import load_rows, tile_scores
 
 LAUNCH = Launch(num_warps=4)
 
@@ -110,7 +110,7 @@ def _entmax_attention_stats_kernel(
     batch, head = batch_head // heads, batch_head % heads
     offs_m = (program % blocks).to(tl.int32) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ptr += batch * bounds_step * 3 * num_queries
-    first, end, bias_base = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
+    first, end = load_bounds(rows_ptr, offs_m, num_queries, num_keys)
     low, high, all_low, all_high = key_spans(first, end, num_keys)
     spans_ptr += batch * bounds_step * 4
     key_start, key_end = tl.load(spans_ptr), tl.load(spans_ptr + 1)
@@ -120,6 +120,7 @@ def _entmax_attention_stats_kernel(
 
     query_ptr += batch * stride_qb + head * stride_qh
     query = load_rows(query_ptr, offs_m, first < end, stride_ql, stride_qd, DIM, BLOCK_D)
+    QUICK: tl.constexpr = query.dtype.primitive_bitwidth == 16
     key_ptr += batch * stride_kb + head // group * stride_kh
     if HAS_BIAS:
         bias_ptr += head * (num_queries + num_keys - 1)
@@ -133,11 +134,22 @@ def _entmax_attention_stats_kernel(
         offs_n = n * BLOCK_N + tl.arange(0, BLOCK_N)
         mask_n = (offs_n >= key_start) & (offs_n < key_end)
         key = load_rows(key_ptr, offs_n, mask_n, stride_kl, stride_kd, DIM, BLOCK_D)
-        is_whole = (n * BLOCK_N >= all_low) & (n * BLOCK_N + BLOCK_N <= all_high)
+        needs_mask = (n * BLOCK_N < all_low) | (n * BLOCK_N + BLOCK_N > all_high)
         scores = tile_scores(
-            query, key, scale, bias_ptr, first, end, bias_base, offs_n, is_whole, HAS_BIAS, ACC
+            query,
+            key,
+            scale,
+            bias_ptr,
+            rows_ptr,
+            offs_m,
+            num_queries,
+            offs_n,
+            num_keys,
+            needs_mask,
+            HAS_BIAS,
+            ACC,
         )
-        probs, _ = powers(scores - threshold[:, None], eps, EPS)
+        probs, _ = tile_powers(scores - threshold[:, None], eps, EPS, QUICK)
         seen = tl.sum((scores > float("-inf")).to(ACC), 1)
         held = tl.sum((probs > 0.0).to(ACC), 1)
         log_probs = tl.log2(tl.where(probs > 0.0, probs, 1.0)) * LN_2

@@ -1,9 +1,13 @@
-"""Device functions of attention: rows of a matrix, scores with their masks, dropout."""
+"""Device functions of both passes: rows of a matrix, scores with their masks, dropout."""
 
 import triton
 import triton.language as tl
 
-from sparseformer.kernels.entmax.device import powers
+from sparseformer.kernels.entmax_attention.powers import (
+    learned_alpha_term,
+    learned_powers,
+    tile_powers,
+)
 
 
 @triton.jit
@@ -30,19 +34,40 @@ def store_rows(
 
 
 @triton.jit
-def hidden_scores(scores, needs_mask, rows_ptr, offs_m, num_queries, offs_n):
-    """Return the scores with -inf where a query doesn't see a key, if needs_mask.
+def tile_scores(
+    query,
+    key,
+    scale,
+    bias_ptr,
+    rows_ptr,
+    offs_m,
+    num_queries,
+    offs_n,
+    num_keys,
+    needs_mask,
+    HAS_BIAS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Return scale q k^T + bias, [BLOCK_M, BLOCK_N], -inf where a query doesn't see a key.
 
-    The bounds are read inside the branch, so that they cost most tiles neither time nor registers.
+    The bounds are read where they are needed, so that they cost most tiles neither time nor
+    registers.
 
     Args:
-        scores: [BLOCK_M, BLOCK_N].
-        needs_mask: false where every query of the tile sees every key.
+        query: [BLOCK_M, BLOCK_D].
+        key: [BLOCK_N, BLOCK_D].
+        scale: of the scores.
+        bias_ptr: a head's bias over offsets, read only with HAS_BIAS.
         rows_ptr: RowBounds.rows of one batch row.
         offs_m: the queries.
         num_queries: Lq.
         offs_n: the keys.
+        num_keys: Lk.
+        needs_mask: false where every query of the tile sees every key.
     """
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=ACC) * scale
+    if HAS_BIAS:
+        scores += tile_bias(bias_ptr, rows_ptr, offs_m, num_queries, offs_n, num_keys, ACC)
     if needs_mask:
         first = tl.load(rows_ptr + offs_m, mask=offs_m < num_queries, other=0)
         end = tl.load(rows_ptr + num_queries + offs_m, mask=offs_m < num_queries, other=0)
@@ -97,9 +122,11 @@ def tile_gradient(
     keep_scale,
     eps,
     EPS: tl.constexpr,
+    QUICK: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    WANT_TERM: tl.constexpr,
 ):
-    """Return p, what dropout leaves of p (not yet scaled), u and dP - delta of a tile.
+    """Return what dropout leaves of p (not yet scaled), u, dP - delta and, on request, eps**2 p g.
 
     Args:
         scores: scale q k^T + bias, -inf where a query does not see a key.
@@ -111,11 +138,18 @@ def tile_gradient(
         keep_bound: of dropout_keep.
         keep_scale: 1 / (1 - dropout_p).
         eps: alpha - 1, read only where EPS is None.
+        QUICK: of tile_powers.
+        WANT_TERM: whether eps**2 p g is wanted, for a learned alpha; else anything is returned.
     """
-    probs, slopes = powers(scores - threshold, eps, EPS)
+    if WANT_TERM:
+        probs, slopes, fall = learned_powers(scores - threshold, eps, QUICK)
+        term = learned_alpha_term(probs, slopes, fall)
+    else:
+        probs, slopes = tile_powers(scores - threshold, eps, EPS, QUICK)
+        term = probs
     weights = probs
     if HAS_DROPOUT:
         keep = dropout_keep(entry, seed, keep_bound)
         weights = tl.where(keep, probs, 0.0)
         grad_weights = tl.where(keep, grad_weights * keep_scale, 0.0)
-    return probs, weights, slopes, grad_weights - delta
+    return weights, slopes, grad_weights - delta, term
