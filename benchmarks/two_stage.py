@@ -56,6 +56,8 @@ class Method(NamedTuple):
     """Where learned alphas start; None as by default: 1.05 in fine-tuning, 1.5 from scratch."""
     has_warmup: bool = False
     """The full cross-entropy for a quarter of the steps, as by default from scratch."""
+    k: int | None = None
+    """Classes that sparse_topk keeps; None for those of --k."""
 
 
 METHODS = {
@@ -67,8 +69,12 @@ METHODS = {
 BASE = "softmax, cross_entropy"
 FROM_15 = Method("entmax_adaptive", "sparse_topk", alpha=1.5)
 WARM = Method("entmax_adaptive", "sparse_topk", has_warmup=True)
+# How much of the damage of a truncated loss is that k is too small.
+LARGER_K = {
+    f"softmax, sparse_topk of {k}": Method("softmax", "sparse_topk", k=k) for k in (64, 512)
+}
 METHODS_OF = {
-    "finetuned": METHODS | {"entmax_adaptive from 1.5, sparse_topk": FROM_15},
+    "finetuned": METHODS | LARGER_K | {"entmax_adaptive from 1.5, sparse_topk": FROM_15},
     "scratch": METHODS | {"entmax_adaptive, sparse_topk, warm-up": WARM},
 }
 DEFAULT_ALPHA = {"finetuned": 1.05, "scratch": 1.5}
@@ -182,7 +188,7 @@ def _training(
     start = ["--init-from", str(pretrained)] if stage == "finetuned" else [*SHAPE, *tokenizer]
     flags = [
         *("--attn", chosen.attn, "--loss", chosen.loss, "--seed", str(seed), *start),
-        *("--objective.k", str(options.k), "--objective.warmup-steps", str(warmup)),
+        *("--objective.k", str(chosen.k or options.k), "--objective.warmup-steps", str(warmup)),
         *("--model.alpha", str(alpha), "--data.source", "files"),
         *_schedule(options.steps, rate),
     ]

@@ -148,6 +148,7 @@ def _constants(dim: int, eps: float | None, has_bias: bool, has_dropout: bool) -
         "ACC": tl.float32,
         "EXCESS": 1e-2,
         "DOUBT": 1e-2,
+        "CLOSE": 5e-2,
         "ROUNDING": 2.0**-22,
     }
 

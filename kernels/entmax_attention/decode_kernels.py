@@ -114,6 +114,7 @@ def _entmax_attention_decode_threshold_kernel(
         top4,
         eps,
         MAX_SOLVE_STEPS,
+        0.0,
         ROUNDING,
         EPS,
         False,

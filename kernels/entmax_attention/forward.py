@@ -16,6 +16,7 @@ from sparseformer.kernels.entmax_attention.forward_softmax import softmax_output
 from sparseformer.kernels.entmax_attention.launch_table import (
     DECODE_LAUNCH,
     choose_launch,
+    close_enough,
     decode_blocks,
     launch_case,
     one_tile_launch,
@@ -46,13 +47,15 @@ def attention_forward(
     saved = saved._replace(direction=kernel_input(saved.direction))
     span = one_tile_span(arguments, blocks)
     decode = None if keep else decode_blocks(arguments)
-    rounding = rounding_of(problem.dtype)
+    close, rounding = close_enough(problem.dtype, keep), rounding_of(problem.dtype)
     case = (*launch_case(arguments), keep)
     if span is not None:
         choose_launch(
             "one tile",
             one_tile_launch(span, blocks, problem.eps),
-            lambda launch: one_tile_output(problem, span, rounding, launch, blocks, output, saved),
+            lambda launch: one_tile_output(
+                problem, span, close, rounding, launch, blocks, output, saved
+            ),
             output,
             case,
         )

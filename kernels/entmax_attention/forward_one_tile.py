@@ -27,6 +27,7 @@ from sparseformer.kernels.entmax_attention.tiles import (
 def one_tile_output(
     problem: Problem,
     span: int,
+    close: float,
     rounding: float,
     launch: Launch,
     blocks: Blocks,
@@ -39,6 +40,7 @@ def one_tile_output(
         problem: whose blocks of queries see `span` keys at most, counted from a multiple of
             blocks.keys.
         span: keys of the tile, a power of 2.
+        close: how far sum p may be from 1 before a last step, of Plan.
         rounding: a step below this share of t is rounding.
         launch: warps and stages.
         blocks: queries of a program, and the keys that a bit of saved.tiles stands for.
@@ -60,6 +62,7 @@ def one_tile_output(
         BLOCK_M=blocks.queries,
         BLOCK_N=span,
         TILE_KEYS=blocks.keys,
+        CLOSE=close,
         ROUNDING=rounding,
         KEEP=keep,
         **launch.options(),
@@ -115,6 +118,7 @@ def _entmax_attention_one_tile_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    CLOSE: tl.constexpr,
     ROUNDING: tl.constexpr,
     KEEP: tl.constexpr,
 ):
@@ -161,7 +165,7 @@ def _entmax_attention_one_tile_kernel(
     )
     peak = tl.max(scores, 1)
     has_keys = peak > float("-inf")
-    # The whole row is its own sketch, so that t is exact.
+    # The whole row is its own sketch.
     threshold = solve_on_sketch(
         tl.where(has_keys, peak, 0.0),
         scores,
@@ -170,6 +174,7 @@ def _entmax_attention_one_tile_kernel(
         scores,
         eps,
         MAX_SOLVE_STEPS,
+        CLOSE,
         ROUNDING,
         EPS,
         QUICK,

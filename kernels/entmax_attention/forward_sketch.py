@@ -51,6 +51,7 @@ def sketch_thresholds(
         BLOCK_N=blocks.keys,
         DEPTH=plan.depth,
         DOUBT=plan.doubt,
+        CLOSE=plan.close,
         ROUNDING=rounding,
         **plan.sketch_launch.options(),
     )
@@ -90,6 +91,7 @@ def _entmax_attention_sketch_kernel(
     BLOCK_N: tl.constexpr,
     DEPTH: tl.constexpr,
     DOUBT: tl.constexpr,
+    CLOSE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
@@ -125,7 +127,6 @@ def _entmax_attention_sketch_kernel(
 
     # A lower bound of t; -inf as long as no key was seen.
     threshold = tl.full([BLOCK_M], float("-inf"), ACC)
-    peak = threshold
     top1 = tl.full([BLOCK_M, BLOCK_N], float("-inf"), ACC)
     top2, top3, top4 = top1, top1, top1
     # From the diagonal down, then around: near keys often score highest, and the sooner t is high
@@ -163,15 +164,13 @@ def _entmax_attention_sketch_kernel(
             row_max = tl.max(scores, 1)
             # t is at least the row's maximum, and a key of the support lies above t - 1 / eps.
             threshold = tl.maximum(threshold, row_max)
-            if EPS is None:
-                peak = tl.maximum(peak, row_max)
             may_hold = row_max > threshold - reach
             flag = tl.max(may_hold.to(tl.int32), 0)
             word = tl.where((n % 32 == 31) | (n == last_tile - 1), 0, word) | (flag << (n % 32))
             tl.store(words_ptr + n // 32, word)
             top1, top2, top3, top4 = sketch_insert(scores, top1, top2, top3, top4, DEPTH)
             if is_wide != 0:
-                cap = largest_bend(_largest_score(peak, top1, EPS), estimate, reach)
+                cap = largest_bend(tl.max(top1, 1), estimate, reach)
                 masses, slopes, bends = sums_of(scores - estimate[:, None], cap, eps, EPS, QUICK)
                 mass += masses
                 slope += slopes
@@ -181,7 +180,7 @@ def _entmax_attention_sketch_kernel(
         at_least = tl.where(has_keys, threshold, 0.0)
         steps = tl.where(stop < last_tile, 2, MAX_SOLVE_STEPS)
         solved = solve_on_sketch(
-            at_least, top1, top2, top3, top4, eps, steps, ROUNDING, EPS, QUICK, DEPTH
+            at_least, top1, top2, top3, top4, eps, steps, CLOSE, ROUNDING, EPS, QUICK, DEPTH
         )
         threshold = tl.where(has_keys, solved, float("-inf"))
         weight = (last_tile - first_tile).to(ACC) / (stop - first_tile).to(ACC)
@@ -191,9 +190,21 @@ def _entmax_attention_sketch_kernel(
             is_wide = (tl.max(support, 0) > WIDE * DEPTH * BLOCK_N).to(tl.int32)
             if is_wide != 0:
                 estimate = solve_on_sketch(
-                    solved, top1, top2, top3, top4, eps, 4, ROUNDING, EPS, QUICK, DEPTH, weight
+                    solved,
+                    top1,
+                    top2,
+                    top3,
+                    top4,
+                    eps,
+                    4,
+                    CLOSE,
+                    ROUNDING,
+                    EPS,
+                    QUICK,
+                    DEPTH,
+                    weight,
                 )
-                cap = largest_bend(_largest_score(peak, top1, EPS), estimate, reach)
+                cap = largest_bend(tl.max(top1, 1), estimate, reach)
                 mass, slope, bend = sketch_sums(
                     estimate, cap, top1, top2, top3, top4, eps, EPS, QUICK, DEPTH
                 )
@@ -213,7 +224,7 @@ def _entmax_attention_sketch_kernel(
         doubts = tl.where(has_keys, doubt, float("inf"))
         is_better = (doubts < dropped) & (doubts < MAX_DOUBT)
         # The largest score stays inside the support, so that a step from there can't get lost.
-        estimate = tl.minimum(estimate, _largest_score(peak, top1, EPS) + reach * (1.0 - 2.0**-12))
+        estimate = tl.minimum(estimate, tl.max(top1, 1) + reach * (1.0 - 2.0**-12))
         threshold = tl.where(is_better, estimate, threshold)
         dropped = tl.where(is_better, doubts, dropped)
         state = 2 * tl.max(is_better.to(tl.int32), 0)
@@ -225,13 +236,3 @@ def _entmax_attention_sketch_kernel(
         tl.store(words_ptr + w, 0)
     for w in range(tl.cdiv(last_tile, 32), num_words):
         tl.store(words_ptr + w, 0)
-
-
-@triton.jit
-def _largest_score(peak, top1, EPS: tl.constexpr):
-    """Return that of each row: carried, or read off the sketch; so neither spills registers."""
-    if EPS is None:
-        largest = peak
-    else:
-        largest = tl.max(top1, 1)
-    return largest

@@ -15,7 +15,7 @@ from sparseformer.kernels.common.launch import (
 )
 from sparseformer.kernels.common.tuning import launch_chosen
 from sparseformer.kernels.entmax_attention.arguments import Arguments
-from sparseformer.kernels.entmax_attention.blocks import Blocks, padded_dim
+from sparseformer.kernels.entmax_attention.blocks import Blocks, blocks_for, padded_dim
 from sparseformer.kernels.entmax_attention.saved import input_dtype
 
 # How far sum p may be from 1 before the last step of t, which is folded in, by the dtype of the
@@ -37,6 +37,7 @@ class Plan(NamedTuple):
 
     Attributes:
         depth: scores that the sketch keeps of each lane, 1 to 4.
+        close: of close_enough.
         excess: how far sum p may be from 1 before the last step.
         doubt: what the sketch may seem to have dropped before t is refined; the last pass checks
             against `excess` and starts again if this was too much.
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
     """
 
     depth: int
+    close: float
     excess: float
     doubt: float
     sketch_launch: Launch
@@ -79,7 +81,18 @@ def plan_for(
     warps = 8 if is_large or has_bias or has_dropout else 4
     if width > 128 and not keep:
         warps = 4
-    return Plan(depth, excess, doubt, RoomyLaunch(8), _launch(warps, eps))
+    sketch_warps = 4 if blocks_for(dtype, width, width) == Blocks(32, 32) else 8
+    sketch_launch = RoomyLaunch(sketch_warps, 3 if is_narrow and eps is None else 2)
+    close = close_enough(dtype, keep)
+    return Plan(depth, close, excess, doubt, sketch_launch, _launch(warps, eps))
+
+
+def close_enough(dtype: torch.dtype, keep: bool) -> float:
+    """Return how far sum p may be from 1 before a Newton step that shall be the last one.
+
+    The step leaves about a quarter of its square, which is a quarter of the excess.
+    """
+    return float((EXCESS_KEPT if keep else EXCESS)[dtype] ** 0.5)
 
 
 def _launch(num_warps: int, eps: float | None) -> Launch:

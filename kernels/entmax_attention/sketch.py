@@ -87,6 +87,7 @@ def solve_on_sketch(
     top4,
     eps,
     max_steps,
+    CLOSE: tl.constexpr,
     ROUNDING: tl.constexpr,
     EPS: tl.constexpr,
     QUICK: tl.constexpr,
@@ -96,32 +97,65 @@ def solve_on_sketch(
     """Return t of each row, by Newton's method from a lower bound on the kept scores.
 
     A subset of a row has a smaller t, so the result is a lower bound again where weight is 1. Else
-    every kept score stands for `weight` equal ones.
+    every kept score stands for `weight` equal ones. Scores below all supports aren't looked at.
+
+    Args:
+        threshold: the lower bounds, [BLOCK_M].
+        top1: the largest score of each lane, [BLOCK_M, lanes]; then the next ones, up to DEPTH.
+        eps: alpha - 1, read only where EPS is None.
+        max_steps: the most that are taken.
+        CLOSE: a step from where sum p is this close to 1 is the last one. It leaves about a quarter
+            of CLOSE**2 up to alpha = 1.5; above, where the support has sharper borders, it is
+            taken from CLOSE**2 itself.
+        ROUNDING: a step below this share of t is rounding.
+        weight: of each kept score.
     """
-    at = threshold[:, None]
+    if EPS is None:
+        reach = 1.0 / eps
+        close = tl.where(eps > 0.5, CLOSE * CLOSE, CLOSE)
+    elif EPS == 0.0:
+        reach = float("inf")
+        close = CLOSE
+    else:
+        reach = 1.0 / EPS
+        close = CLOSE * CLOSE if EPS > 0.5 else CLOSE
+    border = threshold - reach
+    holds2, holds3, holds4 = 0, 0, 0
+    if DEPTH >= 2:
+        holds2 = _any_above(top2, border)
+    if DEPTH >= 3:
+        holds3 = _any_above(top3, border)
+    if DEPTH >= 4:
+        holds4 = _any_above(top4, border)
     step = 0
     while step < max_steps:
+        at = threshold[:, None]
         probs, slopes = tile_powers(top1 - at, eps, EPS, QUICK)
         if DEPTH >= 2:
-            more, more_slopes = tile_powers(top2 - at, eps, EPS, QUICK)
-            probs += more
-            slopes += more_slopes
+            if holds2 != 0:
+                more, more_slopes = tile_powers(top2 - at, eps, EPS, QUICK)
+                probs, slopes = probs + more, slopes + more_slopes
         if DEPTH >= 3:
-            more, more_slopes = tile_powers(top3 - at, eps, EPS, QUICK)
-            probs += more
-            slopes += more_slopes
+            if holds3 != 0:
+                more, more_slopes = tile_powers(top3 - at, eps, EPS, QUICK)
+                probs, slopes = probs + more, slopes + more_slopes
         if DEPTH >= 4:
-            more, more_slopes = tile_powers(top4 - at, eps, EPS, QUICK)
-            probs += more
-            slopes += more_slopes
-        move = newton_step(weight * tl.sum(probs, 1), weight * tl.sum(slopes, 1), eps, EPS)
+            if holds4 != 0:
+                more, more_slopes = tile_powers(top4 - at, eps, EPS, QUICK)
+                probs, slopes = probs + more, slopes + more_slopes
+        mass, slope = weight * tl.sum(probs, 1), weight * tl.sum(slopes, 1)
         # Climbing ends in rounding, where a step may go down.
-        move = tl.maximum(move, 0.0)
+        move = tl.maximum(newton_step(mass, slope, eps, EPS), 0.0)
         threshold += move
-        at = threshold[:, None]
-        is_moving = move > ROUNDING * (1.0 + tl.abs(threshold))
+        is_moving = (move > ROUNDING * (1.0 + tl.abs(threshold))) & (mass - 1.0 > close)
         step = tl.where(tl.max(is_moving.to(tl.int32), 0) > 0, step + 1, max_steps)
     return threshold
+
+
+@triton.jit
+def _any_above(scores, border):
+    """Return 1 if some row has a score above its border, else 0."""
+    return tl.max((tl.max(scores, 1) > border).to(tl.int32), 0)
 
 
 @triton.jit

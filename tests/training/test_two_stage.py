@@ -21,7 +21,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Config]:
     monkeypatch.setattr(sys, "argv", ["two_stage.py", "--seeds", "1", "2", "--out", "out"])
     runs = two_stage._comparison(two_stage._options())
     found = [(run.name, parse_config([*two_stage.COMMON, *run.flags], "p")[0]) for run in runs]
-    assert len(dict(found)) == len(found) == 2 * (5 + 5)
+    assert len(dict(found)) == len(found) == 2 * (7 + 5)
     return dict(found)
 
 
@@ -31,7 +31,7 @@ def _without_the_compared(config: Config) -> Config:
         attn="softmax",
         loss="cross_entropy",
         model=dataclasses.replace(config.model, alpha=None),
-        objective=dataclasses.replace(config.objective, warmup_steps=0),
+        objective=dataclasses.replace(config.objective, warmup_steps=0, k=10),
     )
 
 
@@ -45,7 +45,7 @@ def test_runs_of_a_seed_differ_in_attention_and_loss_only(
             for name, config in configs.items()
             if name.startswith(stage) and config.seed == seed
         ]
-        assert len(group) == 5
+        assert len(group) == {"finetuned": 7, "scratch": 5}[stage]
         assert all(config == group[0] for config in group)
 
 
@@ -65,3 +65,5 @@ def test_extra_rows_are_what_they_are_called(configs: dict[str, Config]) -> None
     warm = configs["scratch-entmax_adaptive-sparse_topk-warm-up-seed1"]
     assert warm.objective.warmup_steps == warm.train.steps // 4
     assert configs["finetuned-entmax_adaptive-from-1.5-sparse_topk-seed1"].model.alpha == 1.5
+    assert configs["finetuned-softmax-sparse_topk-of-64-seed1"].objective.k == 64
+    assert configs["finetuned-softmax-sparse_topk-seed1"].objective.k == 10
