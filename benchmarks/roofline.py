@@ -95,7 +95,7 @@ visit of every visible tile; AdaSplash-2 makes four to find its threshold.
   {peer_passes:.0f} of the four passes that it takes the place of. A Newton step on what it keeps
   takes {solve:.0f} clocks for a block of 64 queries, {solve_learned:.0f} with a learned alpha, or
   {solve_tiles:.1f} and {solve_learned_tiles:.1f} visits of a tile, if supports reach down to the
-  fourth score of a lane; about a quarter of that if only the largest can be in one. Two follow
+  fourth score of a lane; less where only larger ones can be in one. Two follow
   whenever four times as many tiles have been seen, and a few at the end.
 - The backward pass is limited by shared memory, from which each product reads its operands, unless
   alpha is learned. So GPUs that multiply by warp groups take whole tiles there: {key:.0f} clocks
