@@ -13,6 +13,7 @@ IN_TWO = [*PYTEST, "-n", "2"]
 LANE_FOLDERS = (
     "functional", "nn", "interpreter", "compile_gate", "oldest_triton", "end_to_end",
 )  # fmt: skip
+DEFAULT_RUN = "tests/end_to_end/test_default_run.py"
 OLDEST_TRITON = "triton==3.6.0"
 OLDEST_FOLDER = ROOT / "build" / "oldest_triton"
 LANES: dict[str, list[list[str]]] = {
@@ -32,7 +33,11 @@ LANES: dict[str, list[list[str]]] = {
         [*IN_TWO, "tests/oldest_triton"],
     ],
     "rooms": [[*IN_TWO, "tests", *(f"--ignore=tests/{name}" for name in LANE_FOLDERS)]],
-    "end-to-end": [[*PYTEST, "tests/end_to_end"]],
+    # The default run has a time limit, on both cores.
+    "end-to-end": [
+        [*PYTEST, DEFAULT_RUN],
+        [*IN_TWO, "--dist", "loadfile", "tests/end_to_end", f"--ignore={DEFAULT_RUN}"],
+    ],
 }
 # The interpreter lane runs Triton's kernels on the CPU; the others must not.
 ENVIRONMENT = {
