@@ -138,14 +138,11 @@ class Row(NamedTuple):
 def main() -> None:
     """Print the page."""
     rows = [
-        *(row for group, eps in GROUPS.items() for row in _our_rows(group, eps, BY_WARP_GROUPS)),
+        *(row for group, eps in GROUPS.items() for row in _our_rows(group, eps, tuple(OURS), True)),
         *_peer_rows(),
     ]
     others = [
-        row
-        for group, eps in OTHERS.items()
-        for row in _our_rows(group, eps)
-        if row.kernel in BY_WARP_GROUPS
+        row for group, eps in OTHERS.items() for row in _our_rows(group, eps, BY_WARP_GROUPS, False)
     ]
     print(
         PAGE.format(
@@ -162,12 +159,14 @@ def main() -> None:
     )
 
 
-def _our_rows(group: str, eps: float | None, by_warp_groups: tuple[str, ...] = ()) -> Iterator[Row]:
+def _our_rows(
+    group: str, eps: float | None, kernels: tuple[str, ...], has_warp_groups: bool
+) -> Iterator[Row]:
     cases = {case.name: case for case in (*compile_cases(), *warp_group_cases())}
-    for kernel, products in OURS.items():
-        kind = " by warp groups" if kernel in by_warp_groups else ""
+    for kernel in kernels:
+        kind = " by warp groups" if has_warp_groups and kernel in BY_WARP_GROUPS else ""
         case = cases[f"{kernel}{kind} bf16 D={DIM} eps={eps}"]
-        yield _row(group, kernel, case, products, 1)
+        yield _row(group, kernel, case, OURS[kernel], 1)
 
 
 def _peer_rows() -> Iterator[Row]:

@@ -58,6 +58,10 @@ def test_the_loop_with_products_is_counted_by_unit(mix: ModuleType) -> None:
     assert found.shared_bytes == 4 * 2 * 16 * (64 + 64) + 4 * 512
 
 
+def test_the_length_of_a_newton_step_is_that_of_the_loop_without_products(mix: ModuleType) -> None:
+    assert mix.solve_length(mix.parse(LISTING)) == 2
+
+
 def test_a_visit_with_half_of_the_keys_counts_twice_for_a_tile(mix: ModuleType) -> None:
     narrow = LISTING.replace("64x64x16", "64x32x16")
     found = mix.loop_mix(mix.parse(narrow), num_warps=4, products_per_tile=1, dim=64)

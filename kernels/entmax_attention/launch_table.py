@@ -71,7 +71,7 @@ def plan_for(
         has_bias: whether scores have a relative bias.
         has_dropout: whether weights are dropped.
     """
-    excess = (EXCESS_KEPT if keep else EXCESS)[dtype]
+    excess = _excess(dtype, keep)
     # Of rows with wide supports the sketch drops about twice what it seems.
     doubt = excess / 2.0
     # Measured by compiling for every supported GPU: none of these spills.
@@ -92,7 +92,11 @@ def close_enough(dtype: torch.dtype, keep: bool) -> float:
 
     The step leaves about a quarter of its square, which is a quarter of the excess.
     """
-    return float((EXCESS_KEPT if keep else EXCESS)[dtype] ** 0.5)
+    return float(_excess(dtype, keep) ** 0.5)
+
+
+def _excess(dtype: torch.dtype, keep: bool) -> float:
+    return (EXCESS_KEPT if keep else EXCESS)[dtype]
 
 
 def _launch(num_warps: int, eps: float | None) -> Launch:
